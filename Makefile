@@ -51,7 +51,7 @@ bench: ## Measure against raw fork+exec, raw tools and raw Postgres, in one run
 	@scripts/install-deps up
 	@scripts/bench $(ARGS)
 
-chaos: ## Inject random faults; count runs lost or doubled and leaks (SEEDS="7 8" RUNS=500 MODES=bwrap)
+chaos: ## Inject random faults; count runs lost or doubled and leaks (SEEDS="7 8" RUNS=500 MODES=native)
 	@scripts/install-deps test
 	@scripts/chaos
 

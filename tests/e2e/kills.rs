@@ -55,14 +55,16 @@ enum Ending {
     /// in mode `logical`. The sandbox may not be complete yet.
     KillTool,
     KillInit,
+    KillCommand,
 }
 
-const ENDINGS: [Ending; 8] = [
+const ENDINGS: [Ending; 9] = [
     Ending::ByItself,
     Ending::Timeout,
     Ending::Cancel,
     Ending::KillTool,
     Ending::KillInit,
+    Ending::KillCommand,
     Ending::ByItself,
     Ending::Cancel,
     Ending::KillTool,
@@ -129,6 +131,7 @@ impl Victim {
             match self.ending {
                 Ending::KillTool => kill_one(&tools(worker), self.target)?,
                 Ending::KillInit => kill_one(&inits(worker), self.target)?,
+                Ending::KillCommand => kill_one(&commands(), self.target)?,
                 Ending::Cancel | Ending::ByItself | Ending::Timeout => {}
             }
             client
@@ -163,6 +166,12 @@ fn is_called(pid: Pid, name: &str) -> bool {
 fn inits(worker: Pid) -> Vec<Pid> {
     let theirs = user_processes(&users()).into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed()));
     below(worker).into_iter().chain(theirs).filter(|pid| is_called(*pid, "codelia-init")).collect()
+}
+
+/// Processes of commands, whichever run they belong to.
+fn commands() -> Vec<Pid> {
+    let theirs = user_processes(&users()).into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed()));
+    theirs.filter(|pid| is_called(*pid, "sh") || is_called(*pid, "sleep")).collect()
 }
 
 /// Returns children of the worker, and the engine's processes around an init.

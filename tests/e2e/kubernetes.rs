@@ -312,8 +312,8 @@ fn worker_options(pod: &Value) -> Vec<String> {
     options
 }
 
-/// Asks `codelia doctor` in a container whether it can isolate commands with bubblewrap.
-fn is_bwrap_usable(options: &[String]) -> Result<bool> {
+/// Asks `codelia doctor` in a container whether it can isolate commands in the mode of the manifests.
+fn is_native_usable(options: &[String]) -> Result<bool> {
     let program = Program::find()?;
     let init = env::var("CODELIA_INIT").context("CODELIA_INIT")?;
     let prepare = deploy().join("components/host-users");
@@ -322,13 +322,13 @@ fn is_bwrap_usable(options: &[String]) -> Result<bool> {
         ["run", "--rm", "--network=none", "--read-only"].map(str::to_owned).to_vec();
     arguments.extend(["/tmp", "/run", "/var/lib/codelia:exec,mode=755"].map(|dir| format!("--tmpfs={dir}")));
     arguments.extend(options.iter().cloned());
-    // The image of the tests has no bubblewrap.
+    // The image of the tests is small.
     arguments.push(mount(Path::new("/usr"), "/usr"));
     arguments.push(mount(&prepare, "/prepare"));
     arguments.push(mount(program.path(), "/opt/codelia/codelia"));
     arguments.push(mount(Path::new(&init), "/opt/codelia/codelia-init"));
     arguments.extend(
-        ["--env=CODELIA_DATA_DIR=/var/lib/codelia", "--env=CODELIA_SANDBOX_MODE=bwrap"].map(str::to_owned),
+        ["--env=CODELIA_DATA_DIR=/var/lib/codelia", "--env=CODELIA_SANDBOX_MODE=native"].map(str::to_owned),
     );
     arguments.push("codelia-base".to_owned());
     arguments.extend(
@@ -338,7 +338,7 @@ fn is_bwrap_usable(options: &[String]) -> Result<bool> {
     let done = engine_docker(&arguments)?;
     let Ok(report) = serde_json::from_slice::<Value>(&done.stdout) else { return Ok(false) };
     let modes = report["modes"].as_array().context("modes")?;
-    let usable = modes.iter().any(|mode| mode["mode"] == "bwrap" && mode["usable"] == true);
+    let usable = modes.iter().any(|mode| mode["mode"] == "native" && mode["usable"] == true);
     assert_eq!(usable, done.status.success(), "doctor fails if the configured mode is not usable: {report}");
     Ok(usable)
 }
@@ -354,8 +354,8 @@ fn unprivileged_worker_container_isolates_commands() -> Result<()> {
     let worker =
         objects.iter().find(|object| object["kind"] == "StatefulSet").and_then(pod).context("the worker")?;
     let options = worker_options(worker);
-    assert!(is_bwrap_usable(&options)?);
+    assert!(is_native_usable(&options)?);
     let without_admin: Vec<_> = options.iter().filter(|word| !word.ends_with("SYS_ADMIN")).cloned().collect();
-    assert!(!is_bwrap_usable(&without_admin)?, "the control: no capability to mount");
+    assert!(!is_native_usable(&without_admin)?, "the control: no capability to mount");
     Ok(())
 }

@@ -44,20 +44,20 @@ async fn up_without_cgroups_isolates_and_watches_limits() -> Result<()> {
     let Some(place) = for_user()? else { return Ok(()) };
     let mut up = Terminal::start(&place.up_command(), 250, 50)?;
     let banner = up.shows("\nready ").await?;
-    assert!(banner.contains("mode        bwrap\r\n"), "{banner}");
+    assert!(banner.contains("mode        native (default)\r\n"), "{banner}");
     assert!(banner.contains("limits      watched, not enforced") && banner.contains(REMEDY), "{banner}");
 
     shown(&place, &["doctor"], "limits watched").await?;
     let doctor = Process::finish(place.command(&["doctor", "--json"]), b"").await?.stdout;
     assert!(doctor.contains(r#""usable":true,"watches_limits":true"#) && doctor.contains(REMEDY), "{doctor}");
-    shown(&place, &["workers", "list"], "bwrap~").await?;
+    shown(&place, &["workers", "list"], "native~").await?;
     let key = place.data().join("client.toml").display().to_string();
     let script = format!("hostname; cat {key}");
-    let run = shown(&place, &["run", "--mode", "bwrap", "--", "sh", "-c", &script], "No such file").await?;
+    let run = shown(&place, &["run", "--mode", "native", "--", "sh", "-c", &script], "No such file").await?;
     assert!(run.contains("codelia\r\n") && !run.contains("api_key"), "{run}");
 
     let run = record(&place, &[], "true").await?;
-    assert_eq!(run["sandbox_mode"], "bwrap");
+    assert_eq!(run["sandbox_mode"], "native");
     assert_eq!(run["watched"], json!(["limits.memory_bytes", "limits.pids", "limits.cpu_time"]));
     assert_eq!(run["unenforced"], json!(["limits.cpu_millicores"]));
     let listed = Process::finish(place.command(&["ps", "--all", "--json"]), b"").await?;
@@ -87,7 +87,7 @@ async fn up_without_cgroups_isolates_and_watches_limits() -> Result<()> {
 async fn strict_limits_without_cgroups_are_refused_everywhere() -> Result<()> {
     let Some(place) = for_user()? else { return Ok(()) };
     let mut refusals = Vec::new();
-    for flags in [&[][..], &["--mode", "bwrap"]] {
+    for flags in [&[][..], &["--mode", "native"]] {
         let mut command = place.up_command();
         command.args(flags).env(STRICT.0, STRICT.1);
         let mut up = Terminal::start(&command, 250, 50)?;
@@ -208,7 +208,7 @@ async fn up_enters_scope_of_systemd_and_enforces_limits() -> Result<()> {
     manager.offer(&mut command)?;
     let mut up = Terminal::start(&command, 250, 50)?;
     let banner = up.shows("\nready ").await?;
-    assert!(banner.contains("mode        bwrap\r\n") && !banner.contains("watched"), "{banner}");
+    assert!(banner.contains("mode        native (default)\r\n") && !banner.contains("watched"), "{banner}");
     let mut doctor = place.command(&["doctor", "--json"]);
     manager.offer(&mut doctor)?;
     let doctor = Process::finish(doctor, b"").await?.stdout;

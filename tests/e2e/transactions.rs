@@ -217,7 +217,7 @@ async fn transaction_is_alone_and_refused_by_field() -> Result<()> {
     let logical = StartRunRequest { mode: SandboxMode::Logical.into(), ..transactional(&session, "true") };
     let status = client.start(logical).await.err().context("refused")?;
     ensure!(refusal(&status).fields == ["transaction"], "{status:?}");
-    ensure!(status.message().contains("use mode bwrap or nsjail"), "{status:?}");
+    ensure!(status.message().contains("use mode native, bwrap or nsjail"), "{status:?}");
 
     // It waits for a run before it, and a run after it waits for it.
     let first = client.start(shell(&session, "echo 1 > file; sleep 1; echo 2 > file")).await?;

@@ -18,6 +18,7 @@ mod init_binary;
 mod isolation;
 mod logical;
 mod mask;
+mod mounts;
 mod native;
 mod probe;
 mod sandbox;

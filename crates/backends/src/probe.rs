@@ -17,8 +17,8 @@ use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, RunId, SessionId};
 use crate::{
     Capabilities, Error, Gap, Prepared, Stdio,
     isolation::{self, PROBE},
+    mounts::overlay,
     sandbox::cgroups::Cgroups,
-    tool::overlay,
 };
 
 /// User ids of probes start here. Nothing else uses ids this high.

@@ -15,10 +15,9 @@ use crate::{
     options,
 };
 
-/// Order of preference if no mode is configured. Modes that use the host's programs and start in
-/// milliseconds come before the one that needs an image. `native` is new and must be chosen; `logical`
-/// isolates nothing and must be, too.
-const PREFERENCE: [Mode; 3] = [Mode::Bwrap, Mode::Nsjail, Mode::Container];
+/// Order of preference if no mode is configured. The one that needs no tool and starts fastest comes
+/// first, the one that needs an image last. `logical` isolates nothing and must be chosen.
+const PREFERENCE: [Mode; 4] = [Mode::Native, Mode::Bwrap, Mode::Nsjail, Mode::Container];
 
 const NO_ISOLATION: &str = "; to run commands without isolation, use --mode logical";
 
@@ -115,17 +114,32 @@ fn inaccessible(directory: &Path) -> Gap {
     }
 }
 
+/// The default mode of an installation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ChosenMode {
+    pub(crate) mode: Mode,
+    /// Whether the configuration names it.
+    pub(crate) is_configured: bool,
+    /// The modes that would be preferred, and what they lack.
+    pub(crate) passed_over: Vec<(Mode, String)>,
+}
+
 /// Returns the configured mode, which must be usable, or the most preferred usable one that isolates.
 /// Modes that enforce limits come before those that only watch them.
-pub(crate) fn choose_mode(config: &Config, probed: &[Capabilities]) -> Result<Mode> {
+pub(crate) fn choose_mode(config: &Config, probed: &[Capabilities]) -> Result<ChosenMode> {
     if let Some(mode) = config.sandbox.mode {
-        return require_usable(mode, probed);
+        require_usable(mode, probed)?;
+        return Ok(ChosenMode { mode, is_configured: true, passed_over: Vec::new() });
     }
-    let preferred = PREFERENCE.iter().filter_map(|mode| probed.iter().find(|one| one.mode == *mode));
-    let (enforcing, watching): (Vec<_>, Vec<_>) =
-        preferred.filter(|one| one.usable).partition(|one| !one.watches_limits());
-    match enforcing.iter().chain(&watching).next() {
-        Some(one) => Ok(one.mode),
+    let found = PREFERENCE.iter().filter_map(|mode| probed.iter().find(|one| one.mode == *mode));
+    let preferred: Vec<&Capabilities> = found.collect();
+    let usable = || preferred.iter().filter(|one| one.usable);
+    match usable().find(|one| !one.watches_limits()).or_else(|| usable().next()) {
+        Some(one) => {
+            let better = preferred.iter().take_while(|other| other.mode != one.mode);
+            let passed_over = better.map(|other| (other.mode, other.problem())).collect();
+            Ok(ChosenMode { mode: one.mode, is_configured: false, passed_over })
+        }
         None => bail!("no isolating mode is usable on this host: {}{NO_ISOLATION}", problems(probed)),
     }
 }
@@ -141,10 +155,10 @@ pub(crate) fn configured_mode(config: &Config) -> Result<Mode> {
     Ok(mode)
 }
 
-fn require_usable(mode: Mode, probed: &[Capabilities]) -> Result<Mode> {
+fn require_usable(mode: Mode, probed: &[Capabilities]) -> Result<()> {
     match probed.iter().find(|one| one.mode == mode) {
         None => bail!("sandbox.mode: {mode} is not available in this build or configuration"),
-        Some(one) if one.usable => Ok(mode),
+        Some(one) if one.usable => Ok(()),
         Some(one) => bail!("sandbox.mode: {mode} is not usable on this host: {}", one.problem()),
     }
 }
@@ -175,26 +189,40 @@ mod tests {
 
     #[test]
     fn preferred_mode_wins_and_logical_never() {
-        let all = |bwrap, nsjail, container| {
+        let all = |native, bwrap, nsjail, container| {
             [
                 capabilities(Mode::Logical, true),
                 capabilities(Mode::Container, container),
                 capabilities(Mode::Nsjail, nsjail),
                 capabilities(Mode::Bwrap, bwrap),
+                capabilities(Mode::Native, native),
             ]
         };
-        let chosen = |probed: &[Capabilities]| choose_mode(&config(&[]), probed).unwrap();
-        assert_eq!(chosen(&all(true, true, true)), Mode::Bwrap);
-        assert_eq!(chosen(&all(false, true, true)), Mode::Nsjail);
-        assert_eq!(chosen(&all(false, false, true)), Mode::Container);
-        let error = choose_mode(&config(&[]), &all(false, false, false)).unwrap_err().to_string();
+        let chosen = |probed: &[Capabilities]| choose_mode(&config(&[]), probed).unwrap().mode;
+        assert_eq!(chosen(&all(true, true, true, true)), Mode::Native);
+        assert_eq!(chosen(&all(false, true, true, true)), Mode::Bwrap);
+        assert_eq!(chosen(&all(false, false, true, true)), Mode::Nsjail);
+        assert_eq!(chosen(&all(false, false, false, true)), Mode::Container);
+        let error = choose_mode(&config(&[]), &all(false, false, false, false)).unwrap_err().to_string();
         assert!(error.contains("user namespaces") && error.contains("--mode logical"), "{error}");
-        let mut without_cgroups = all(true, true, true);
+        let mut without_cgroups = all(true, true, true, true);
         without_cgroups[3].enforceable.memory = false;
+        without_cgroups[4].enforceable.memory = false;
         assert_eq!(chosen(&without_cgroups), Mode::Nsjail, "exact limits are preferred");
         without_cgroups[1].usable = false;
         without_cgroups[2].usable = false;
-        assert_eq!(chosen(&without_cgroups), Mode::Bwrap);
+        assert_eq!(chosen(&without_cgroups), Mode::Native);
+    }
+
+    #[test]
+    fn passed_over_modes_are_named_with_remedy() {
+        let probed = [capabilities(Mode::Native, false), capabilities(Mode::Bwrap, true)];
+        let chosen = choose_mode(&config(&[]), &probed).unwrap();
+        let problem = "user namespaces (allow them)".to_owned();
+        let passed_over = vec![(Mode::Native, problem)];
+        assert_eq!(chosen, ChosenMode { mode: Mode::Bwrap, is_configured: false, passed_over });
+        let configured = choose_mode(&config(&[("CODELIA_SANDBOX_MODE", "bwrap")]), &probed).unwrap();
+        assert!(configured.is_configured && configured.passed_over.is_empty());
     }
 
     #[test]
@@ -219,7 +247,7 @@ mod tests {
     fn prod_profile_refuses_logical_mode() {
         let prod = ("CODELIA_PROFILE", "prod");
         assert!(configured_mode(&config(&[prod, ("CODELIA_SANDBOX_MODE", "logical")])).is_err());
-        assert_eq!(configured_mode(&config(&[prod])).unwrap(), Mode::Bwrap);
+        assert_eq!(configured_mode(&config(&[prod])).unwrap(), Mode::Native);
         assert!(configured_mode(&config(&[prod, ("CODELIA_SANDBOX_MODE", "bwrap")])).is_ok());
         let allowed = ("CODELIA_SANDBOX_ALLOW_LOGICAL", "true");
         assert!(configured_mode(&config(&[prod, allowed, ("CODELIA_SANDBOX_MODE", "logical")])).is_ok());

@@ -22,8 +22,8 @@ const DEFAULT_RUNS: usize = 500;
 /// The share of runs that must exit in spite of the faults.
 const DEFAULT_MIN_EXITS: f64 = 0.6;
 const DEFAULT_MAX_RUN_TICKS: u32 = 15;
-/// Three in ten sessions each. Containers are slow and get one in ten, if there is an engine.
-const DEFAULT_MODES: &str = "logical,bwrap,nsjail,logical,bwrap,nsjail,logical,bwrap,nsjail";
+/// The default mode gets most sessions. Containers are slow and get one in ten, if there is an engine.
+const DEFAULT_MODES: &str = "native,logical,bwrap,nsjail,native,logical,bwrap,nsjail,native";
 const SLOW_MODE: &str = ",container";
 
 #[tokio::main]

@@ -10,6 +10,7 @@ mod template;
 mod templates;
 
 use std::{
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -19,6 +20,7 @@ use codelia_init::{Failure, Step};
 use codelia_policy::{Mount, Plan};
 use codelia_sys::{
     cgroup::{CgroupParent, Group},
+    process::own_uid,
     rlimit,
 };
 use codelia_types::{Mode, SessionId};
@@ -26,15 +28,15 @@ use codelia_types::{Mode, SessionId};
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared, alias, isolation,
     mask::Masks,
-    probe::{self, Probed},
-    sandbox::{Sandbox, cgroups::Cgroups, control::Control, prepared, setup},
-    tool::{
+    mounts::{
         overlay::{Namespaces, Overlays},
         view,
     },
+    probe::{self, Probed},
+    sandbox::{self, Sandbox, cgroups::Cgroups, control::Control, prepared, setup},
 };
 use process::NativeProcess;
-use template::Template;
+use template::{Started, Template};
 use templates::Templates;
 
 /// Configuration of mode `native`.
@@ -95,13 +97,19 @@ impl Native {
         }
         let namespaces = self.overlays.mount(&self.init, plan).await?;
         let mut group = self.cgroups.create(plan)?;
-        match self.start(plan, namespaces).await {
+        match self.start(plan, namespaces, group.as_mut()).await {
             Ok((control, process)) => {
                 let sandbox = Sandbox::new(control, Box::new(process), group);
                 prepared::prepare(sandbox, plan, setup, None, None).await
             }
             Err(error) => {
-                group.as_mut().map(Group::remove).transpose()?;
+                // A sandbox may have started in it.
+                if let Some(group) = group {
+                    let left = sandbox::remove_group(group).await;
+                    if !left.is_clean() {
+                        tracing::error!(receipt = %left, "sandbox left something behind");
+                    }
+                }
                 Err(error)
             }
         }
@@ -111,19 +119,42 @@ impl Native {
         &self,
         plan: &Plan,
         namespaces: Option<Arc<Namespaces>>,
+        mut group: Option<&mut Group>,
     ) -> Result<(Control, NativeProcess), Error> {
+        let directory = group.as_deref().map_or(Ok(None), start_directory)?;
+        let (started, template, namespaces) =
+            self.start_in_template(plan, namespaces, directory.as_ref()).await?;
+        if let (Some(group), true) = (&mut group, started.is_in_group) {
+            group.mark_joined();
+        }
+        Ok((started.control, NativeProcess::new(started.init, plan, template, namespaces)?))
+    }
+
+    /// Returns the sandbox with what must live as long.
+    async fn start_in_template(
+        &self,
+        plan: &Plan,
+        namespaces: Option<Arc<Namespaces>>,
+        group: Option<&OwnedFd>,
+    ) -> Result<(Started, Arc<Template>, Option<Arc<Namespaces>>), Error> {
         let wanted = plan::template(plan)?;
         let fds = namespaces.as_deref().map(Namespaces::try_clone_fds).transpose()?.unwrap_or_default();
         // Overlays are gone with the last sandbox, and a transaction's with its run.
         if plan.mounts.iter().any(|mount| matches!(mount, Mount::Overlay { .. } | Mount::Transaction { .. }))
         {
             let template = Arc::new(Template::create(&self.init, &wanted, fds).await?);
-            let (control, init) = template.start().await?;
-            return Ok((control, NativeProcess::new(init, plan, template, namespaces)?));
+            return Ok((template.start(group).await?, template, namespaces));
         }
-        let (template, (control, init)) = self.templates.start(&self.init, wanted).await?;
-        Ok((control, NativeProcess::new(init, plan, template, None)?))
+        let (template, started) = self.templates.start(&self.init, wanted, group).await?;
+        Ok((started, template, None))
     }
+}
+
+/// The directory to start a sandbox in. The kernel asks whether the user of the holder may write to the
+/// group and to the one above it. With a worker that is root that is another user, who could then move
+/// processes of other sessions: there init joins the group through a descriptor of the worker.
+fn start_directory(group: &Group) -> Result<Option<OwnedFd>, Error> {
+    if own_uid() == 0 { Ok(None) } else { Ok(group.open_directory()?) }
 }
 
 #[async_trait]

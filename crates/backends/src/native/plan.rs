@@ -14,7 +14,7 @@ use codelia_types::{Mode, NetworkMode, SessionId};
 use crate::{
     Error,
     isolation::{self, MAX_TERMINALS},
-    tool::{overlay, view},
+    mounts::{overlay, view},
 };
 
 /// A template, and everything that makes it another one.

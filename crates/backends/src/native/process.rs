@@ -13,11 +13,11 @@ use tokio::io::unix::AsyncFd;
 
 use crate::{
     Error,
+    mounts::overlay::Namespaces,
     sandbox::{
         child::async_fd,
         process::{MountMarkers, SandboxProcess},
     },
-    tool::overlay::Namespaces,
 };
 
 use super::template::Template;

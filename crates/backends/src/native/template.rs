@@ -30,6 +30,15 @@ pub(super) struct Template {
     _process: ChildProcess,
 }
 
+/// A sandbox that has started.
+#[derive(Debug)]
+pub(super) struct Started {
+    /// The socket to its init.
+    pub(super) control: Control,
+    pub(super) init: PidFd,
+    pub(super) is_in_group: bool,
+}
+
 impl Template {
     /// Starts the process in these namespaces and waits until the template is made.
     pub(super) async fn create(
@@ -52,19 +61,21 @@ impl Template {
         }
     }
 
-    /// Starts a sandbox. Returns the socket to its init, and the init.
-    pub(super) async fn start(&self) -> Result<(Control, PidFd), Error> {
-        timeout(SETUP_TIMEOUT, self.request_start()).await.map_err(|_| Error::InitTimeout)?
+    /// Starts a sandbox, in the control group with this directory if that is allowed.
+    pub(super) async fn start(&self, group: Option<&OwnedFd>) -> Result<Started, Error> {
+        timeout(SETUP_TIMEOUT, self.request_start(group)).await.map_err(|_| Error::InitTimeout)?
     }
 
-    async fn request_start(&self) -> Result<(Control, PidFd), Error> {
+    async fn request_start(&self, group: Option<&OwnedFd>) -> Result<Started, Error> {
         let (mut control, remote) = Control::pair()?;
-        self.socket.lock().await.send(&TemplateRequest::Start, &[remote.as_fd()]).await?;
+        let request = TemplateRequest::Start { has_group: group.is_some() };
+        let fds: Vec<_> = [&remote].into_iter().chain(group).map(AsFd::as_fd).collect();
+        self.socket.lock().await.send(&request, &fds).await?;
         drop(remote);
         match control.receive().await? {
-            Some(Report::Started) => {
-                let init = control.take_descriptor()?;
-                Ok((control, init.into()))
+            Some(Report::Started { is_in_group }) => {
+                let init = control.take_descriptor()?.into();
+                Ok(Started { control, init, is_in_group })
             }
             Some(Report::Failed(failure)) => Err(Error::InitFailed(failure)),
             Some(_) => Err(Error::UnexpectedMessage),

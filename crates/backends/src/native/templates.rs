@@ -2,18 +2,21 @@
 //! for long after a use.
 
 use std::{
+    os::fd::OwnedFd,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use codelia_sys::process::PidFd;
 use codelia_types::SessionId;
 use tokio::sync::OnceCell;
 
-use crate::{Error, sandbox::control::Control};
+use crate::Error;
 
-use super::{plan::TemplateSpec, template::Template};
+use super::{
+    plan::TemplateSpec,
+    template::{Started, Template},
+};
 
 /// How long a template is kept after its last use. An idle session costs nothing then.
 const MAX_IDLE: Duration = Duration::from_secs(60);
@@ -48,11 +51,14 @@ impl Templates {
         &self,
         init: &Path,
         spec: TemplateSpec,
-    ) -> Result<(Arc<Template>, (Control, PidFd)), Error> {
-        let (started, existed) = self.try_start(init, &spec).await;
+        group: Option<&OwnedFd>,
+    ) -> Result<(Arc<Template>, Started), Error> {
+        let (started, existed) = self.try_start(init, &spec, group).await;
         match started {
             // Its process may have been killed since.
-            Err(Error::InitExited | Error::Control(_)) if existed => self.try_start(init, &spec).await.0,
+            Err(Error::InitExited | Error::Control(_)) if existed => {
+                self.try_start(init, &spec, group).await.0
+            }
             started => started,
         }
     }
@@ -62,13 +68,14 @@ impl Templates {
         &self,
         init: &Path,
         spec: &TemplateSpec,
-    ) -> (Result<(Arc<Template>, (Control, PidFd)), Error>, bool) {
+        group: Option<&OwnedFd>,
+    ) -> (Result<(Arc<Template>, Started), Error>, bool) {
         let cell = self.keep(spec);
         let existed = cell.initialized();
         let started = async {
             let create = || async { Template::create(init, spec, Vec::new()).await.map(Arc::new) };
             let template = cell.get_or_try_init(create).await?.clone();
-            let started = template.start().await?;
+            let started = template.start(group).await?;
             Ok((template, started))
         };
         let started = started.await;

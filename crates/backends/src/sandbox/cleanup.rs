@@ -128,7 +128,8 @@ async fn is_peer_closed_soon(socket: &OwnedFd) -> bool {
     false
 }
 
-async fn remove_group(mut group: Group) -> Receipt {
+/// Kills what is left in a group and removes it.
+pub(crate) async fn remove_group(mut group: Group) -> Receipt {
     for _ in 0..MAX_REMOVALS {
         match group.remove() {
             Ok(()) => return Receipt::default(),

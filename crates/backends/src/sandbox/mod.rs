@@ -45,6 +45,7 @@ use tokio::{runtime::Handle, time::timeout};
 
 use crate::{EgressSockets, Error};
 use cleanup::Cleanup;
+pub(crate) use cleanup::remove_group;
 use control::Control;
 use process::SandboxProcess;
 
@@ -94,7 +95,7 @@ impl Sandbox {
         match report {
             Report::Ready if creates_network == egress.is_some() => {}
             Report::Failed(failure) => return Err(Error::InitFailed(failure)),
-            Report::Started
+            Report::Started { .. }
             | Report::Ready
             | Report::Egress
             | Report::Terminal

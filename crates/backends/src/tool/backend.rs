@@ -27,16 +27,15 @@ use codelia_types::Mode;
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared, alias, isolation,
     mask::Masks,
+    mounts::{
+        overlay::{Namespaces, Overlays},
+        view,
+    },
     probe::{self, Probed},
     sandbox::{Sandbox, cgroups::Cgroups, child::ChildProcess, control::Control, prepared, setup},
 };
 
-use super::{
-    dirs::ToolDirs,
-    overlay::{Namespaces, Overlays},
-    process::ToolProcess,
-    view,
-};
+use super::{dirs::ToolDirs, process::ToolProcess};
 
 /// How much of a tool's error output is reported.
 const MAX_STDERR: usize = 4096;

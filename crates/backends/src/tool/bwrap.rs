@@ -8,12 +8,13 @@ use codelia_types::{Mode, NetworkMode};
 use crate::{
     Backend, Error,
     isolation::{INIT, utf8},
+    mounts::{overlay, view},
     probe,
 };
 
 use super::{
     backend::{InheritedFiles, Tool, ToolBackend, ToolOptions, ToolPaths},
-    orphans, overlay, view,
+    orphans,
 };
 
 /// Creates the backend of mode `bwrap`.

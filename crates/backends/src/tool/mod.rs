@@ -5,8 +5,6 @@ pub(crate) mod bwrap;
 mod dirs;
 pub(crate) mod nsjail;
 mod orphans;
-pub(crate) mod overlay;
 mod process;
-pub(crate) mod view;
 
 pub use backend::ToolOptions;

@@ -15,12 +15,13 @@ use codelia_types::{Mode, NetworkMode};
 use crate::{
     Backend, Error,
     isolation::{self, INIT, MAX_TERMINALS, utf8},
+    mounts::{overlay, view},
     probe,
 };
 
 use super::{
     backend::{InheritedFiles, Tool, ToolBackend, ToolOptions, ToolPaths},
-    dirs, overlay, view,
+    dirs,
 };
 
 /// Creates the backend of mode `nsjail`.

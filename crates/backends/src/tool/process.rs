@@ -12,13 +12,14 @@ use codelia_types::{Mode, Receipt};
 
 use crate::{
     isolation,
+    mounts::overlay::Namespaces,
     sandbox::{
         child::ChildProcess,
         process::{MountMarkers, SandboxProcess},
     },
 };
 
-use super::{dirs::ToolDirs, overlay::Namespaces};
+use super::dirs::ToolDirs;
 
 /// A tool. It exits after `codelia-init`, PID 1 of its namespace, has exited; by then the kernel
 /// has killed all other processes of the namespace.

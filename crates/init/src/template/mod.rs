@@ -16,7 +16,7 @@ use std::{
 use codelia_init::{Failure, HOST_PROC, Report, Step, Template, TemplateRequest};
 use codelia_sys::{
     Errno, fd, mount,
-    process::{self, Reaped, SingleThread},
+    process::{self, IsolatedChild, Reaped, SingleThread},
     signal::{self, ChildEvents},
     user_namespace,
 };
@@ -68,7 +68,11 @@ pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
             }
             while let Some(request) = control.next_buffered()? {
                 match request {
-                    TemplateRequest::Start => holder.start(&control.take_descriptor()?)?,
+                    TemplateRequest::Start { has_group } => {
+                        let socket = control.take_descriptor()?;
+                        let group = has_group.then(|| control.take_descriptor()).transpose()?;
+                        holder.start(&socket, group.as_ref())?;
+                    }
                     TemplateRequest::Create(_) => return Err(Failure::new(Step::Protocol, Errno::PROTO)),
                 }
             }
@@ -93,20 +97,23 @@ fn create(template: &Template) -> Result<(Made, Networks), Failure> {
 
 impl Holder {
     /// Starts a sandbox. A failure is reported to it and does not end the template.
-    fn start(&mut self, control: &OwnedFd) -> Result<(), Failure> {
+    fn start(&mut self, control: &OwnedFd, group: Option<&OwnedFd>) -> Result<(), Failure> {
         self.reap()?;
         let answer = Control::new(control);
-        match self.fork(control) {
-            Ok(init) => answer.send(&Report::Started, &[init.as_fd()]),
+        match self.fork(control, group) {
+            Ok(IsolatedChild { pidfd, is_in_group, .. }) => {
+                answer.send(&Report::Started { is_in_group }, &[pidfd.as_fd()])
+            }
             Err(failure) => answer.send(&Report::Failed(failure), &[]),
         }
     }
 
-    fn fork(&mut self, control: &OwnedFd) -> Result<process::PidFd, Failure> {
+    fn fork(&mut self, control: &OwnedFd, group: Option<&OwnedFd>) -> Result<IsolatedChild, Failure> {
         let network = self.networks.enter_free().map_err(at(Step::TemplateNetwork))?;
         let child = || run(&self.template, &self.made, control);
-        let (pid, init) = self.process.fork_isolated(child).map_err(at(Step::StartSandbox))?;
-        self.networks.occupy(network, pid);
+        let group = group.map(AsFd::as_fd);
+        let init = self.process.fork_isolated(group, child).map_err(at(Step::StartSandbox))?;
+        self.networks.occupy(network, init.pid);
         Ok(init)
     }
 

@@ -79,7 +79,7 @@ pub(super) fn check_transaction(mode: Mode, policy: &Policy, host: Enforceable) 
     let has_paths = |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
     let files = &policy.filesystem;
     match mode {
-        Mode::Logical | Mode::Container => refuse("use mode bwrap or nsjail"),
+        Mode::Logical | Mode::Container => refuse("use mode native, bwrap or nsjail"),
         _ if has_paths(&files.read_write_paths) || has_paths(&files.overlay_paths) => refuse(
             "leave out policy.filesystem.read_write_paths and overlay_paths, whose changes could not be dropped",
         ),
@@ -176,7 +176,7 @@ pub fn egress_remedy(mode: Mode) -> &'static str {
             "use a kernel with IPv6 (without ipv6.disable=1) that lets users create network namespaces \
              (sysctl user.max_net_namespaces)"
         }
-        Mode::Logical => "use mode bwrap, nsjail or container",
+        Mode::Logical => "use mode native, bwrap, nsjail or container",
     }
 }
 
@@ -195,22 +195,23 @@ pub fn limits_remedy(mode: Mode, watches: bool) -> &'static str {
     }
 }
 
-const ISOLATE: &str = "use mode bwrap, nsjail or container";
+const ISOLATE: &str = "use mode native, bwrap, nsjail or container";
 
 pub(super) fn remedy(field: &str, mode: Mode, watches: bool) -> Option<&'static str> {
     let limits = [Limit::MemoryBytes, Limit::CpuMillicores, Limit::Pids];
     match field {
         NETWORK_EXECUTABLES if mode == Mode::Logical => Some(
-            "use mode bwrap, nsjail or container, and start the programs that need no network in runs of their \
-             own, with network none",
+            "use mode native, bwrap, nsjail or container, and start the programs that need no network in \
+             runs of their own, with network none",
         ),
         NETWORK_EXECUTABLES => {
             Some("start the programs that need no network in runs of their own, with network none")
         }
         FILESYSTEM_MODE if mode != Mode::Logical => Some(
-            "use mode bwrap or nsjail, on a kernel with Landlock (5.19 or later, `landlock` in its lsm= list)",
+            "use mode native, bwrap or nsjail, on a kernel with Landlock (5.19 or later, `landlock` in its \
+             lsm= list)",
         ),
-        LOG_SIGNALS | LOG_FILES => Some("use mode bwrap or nsjail"),
+        LOG_SIGNALS | LOG_FILES => Some("use mode native, bwrap or nsjail"),
         READ_ONLY_PATHS if mode != Mode::Logical => Some(
             "in filesystem.mode dynamic, leave out paths below what every command reads, such as /usr and /tmp",
         ),

@@ -422,7 +422,10 @@ mod tests {
         }
         for mode in [Mode::Logical, Mode::Container] {
             let error = check(mode, "{}").unwrap_err();
-            assert!(error.contains("transaction") && error.contains("use mode bwrap or nsjail"), "{error}");
+            assert!(
+                error.contains("transaction") && error.contains("use mode native, bwrap or nsjail"),
+                "{error}"
+            );
         }
         let mut host = HostInfo::fully_capable();
         host.enforceable.overlays = false;
@@ -600,7 +603,7 @@ mod tests {
         let in_logical = network_policy("{executables: [/usr/bin/git]}");
         let error = Plan::check(Mode::Logical, None, &in_logical).unwrap_err();
         assert_eq!(error.field, "policy.network.executables");
-        assert!(error.to_string().contains("use mode bwrap"), "only isolating modes have `none`: {error}");
+        assert!(error.to_string().contains("use mode native"), "only isolating modes have `none`: {error}");
         let error = isolated(policy, None, &HostInfo::fully_capable()).unwrap_err();
         assert_eq!(error.field, "policy.network.executables");
     }

@@ -49,8 +49,10 @@ pub struct Group {
     pub(super) io: Option<GroupDir>,
     /// Each directory once: controllers may share one.
     dirs: Vec<GroupDir>,
-    /// Whether a container engine created it and put its processes in.
+    /// Whether a container engine created it.
     is_external: bool,
+    /// Whether its processes start in it, so that none joins it.
+    is_joined: bool,
 }
 
 impl Group {
@@ -78,7 +80,7 @@ impl Group {
     /// the sandbox's.
     pub fn of_process(pid: Pid, name: &str) -> Result<Self, Error> {
         let hierarchy = Hierarchy::of_process(pid)?;
-        let mut group = Self { is_external: true, ..Self::default() };
+        let mut group = Self { is_external: true, is_joined: true, ..Self::default() };
         let mut find = |controller| -> Result<GroupDir, Error> {
             let ParentGroup { dir, version, .. } = hierarchy.parent(controller)?.clone();
             let has_name = dir.file_name().is_some_and(|own| own.to_string_lossy().contains(name));
@@ -187,10 +189,27 @@ impl Group {
     /// # Errors
     /// One cannot be opened.
     pub fn join_fds(&self) -> Result<Vec<OwnedFd>, Error> {
-        if self.is_external {
+        if self.is_joined {
             return Ok(Vec::new());
         }
         self.dirs.iter().map(GroupDir::open_for_joining).collect()
+    }
+
+    /// Opens the directory in which a process can be started, where the cgroup is one of version 2
+    /// alone.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn open_directory(&self) -> Result<Option<OwnedFd>, Error> {
+        match self.dirs.as_slice() {
+            [dir] if dir.version == Version::V2 => dir.open().map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Records that its processes start in it.
+    pub fn mark_joined(&mut self) {
+        self.is_joined = true;
     }
 
     /// The resources used so far.

@@ -203,6 +203,10 @@ impl GroupDir {
         Ok(file.into())
     }
 
+    pub(super) fn open(&self) -> Result<OwnedFd, Error> {
+        Ok(File::open(&self.path).map_err(Error::io("open", &self.path))?.into())
+    }
+
     pub(super) fn write(&self, name: &str, value: impl ToString) -> Result<(), Error> {
         let path = self.path.join(name);
         let mut file = File::options().write(true).open(&path).map_err(Error::io("open", &path))?;

@@ -29,7 +29,7 @@ pub use kill::{PidFd, descendants, is_alive, kill, kill_all_others, signal_proce
 pub use list::{ListedProcess, list};
 pub use place::{Place, first_of_namespace, program_name};
 pub use reap::{ChildrenUsage, ExitStatus, Reaped, children_usage, reap_next, try_reap};
-pub use single_thread::{SingleThread, exec};
+pub use single_thread::{IsolatedChild, SingleThread, exec};
 pub use tree::{Tree, TreeRoot};
 
 /// The pid of this process.

@@ -3,7 +3,7 @@
 use std::{
     ffi::{CStr, CString},
     marker::PhantomData,
-    os::fd::{FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
 };
 
 use nix::libc;
@@ -49,33 +49,67 @@ impl SingleThread {
         }
     }
 
-    /// Forks into new user, mount, PID and IPC namespaces, where the child is PID 1.
+    /// Forks into new user, mount, PID and IPC namespaces, where the child is PID 1. It starts in the
+    /// cgroup of version 2 with this directory if the kernel lets this process do that.
     ///
     /// # Errors
-    /// As `clone3(2)`.
-    pub fn fork_isolated(&self, child: impl FnOnce() -> i32) -> Result<(Pid, PidFd), Errno> {
-        let namespaces = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
+    /// As `clone(2)`.
+    pub fn fork_isolated(
+        &self,
+        group: Option<BorrowedFd<'_>>,
+        child: impl FnOnce() -> i32,
+    ) -> Result<IsolatedChild, Errno> {
         let mut pidfd: RawFd = -1;
-        // SAFETY: all fields are numbers, for which zero is valid and means nothing.
-        let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
-        arguments.flags = u64::from((namespaces | libc::CLONE_PIDFD).cast_unsigned());
-        arguments.exit_signal = u64::from(libc::SIGCHLD.cast_unsigned());
-        arguments.pidfd = (&raw mut pidfd).expose_provenance() as u64;
-        // SAFETY: the arguments have the size passed and point to `pidfd`, which outlives the call.
-        // Without a stack and without CLONE_VM this is a fork, and no other thread can hold a
-        // lock that the child would wait for.
-        match unsafe { libc::syscall(libc::SYS_clone3, &raw mut arguments, size_of_val(&arguments)) } {
-            0 => exit_immediately(child()),
-            pid if pid > 0 => {
-                // SAFETY: CLONE_PIDFD has just created this descriptor; nothing else owns it.
-                let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-                let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
-                Ok((pid, pidfd.into()))
-            }
-            _ => Err(last_errno()),
+        let in_group = group.map_or(-1, |group| clone_into(group, &mut pidfd));
+        let pid = if in_group < 0 { clone_isolated(&mut pidfd) } else { in_group };
+        if pid == 0 {
+            exit_immediately(child());
         }
+        let pid = if pid < 0 { Err(last_errno()) } else { Ok(pid) }?;
+        // SAFETY: CLONE_PIDFD has just created this descriptor; nothing else owns it.
+        let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
+        Ok(IsolatedChild { pid, pidfd: pidfd.into(), is_in_group: in_group > 0 })
     }
 }
+
+/// A process in namespaces of its own.
+#[derive(Debug)]
+pub struct IsolatedChild {
+    /// Its id in the namespace of the parent.
+    pub pid: Pid,
+    /// The same, safe from reuse.
+    pub pidfd: PidFd,
+    /// Whether it started in the cgroup.
+    pub is_in_group: bool,
+}
+
+const ISOLATED: libc::c_int =
+    libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_PIDFD;
+
+/// Forks. The older call, because filters of container engines deny the newer one.
+fn clone_isolated(pidfd: &mut RawFd) -> libc::c_long {
+    // SAFETY: with CLONE_PIDFD the kernel writes a descriptor to `pidfd`, which outlives the call. Without
+    // a stack and without CLONE_VM this is a fork, and no other thread can hold a lock that the child
+    // would wait for.
+    unsafe { libc::syscall(libc::SYS_clone, ISOLATED | libc::SIGCHLD, 0, &raw mut *pidfd, 0, 0) }
+}
+
+/// Forks into a cgroup, without the lock over all processes that joining it takes.
+fn clone_into(group: BorrowedFd<'_>, pidfd: &mut RawFd) -> libc::c_long {
+    // SAFETY: all fields are numbers, for which zero is valid and means nothing.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.flags = u64::from(ISOLATED.cast_unsigned()) | CLONE_INTO_CGROUP;
+    arguments.exit_signal = u64::from(libc::SIGCHLD.cast_unsigned());
+    arguments.pidfd = (&raw mut *pidfd).expose_provenance() as u64;
+    arguments.cgroup = u64::from(group.as_raw_fd().cast_unsigned());
+    // SAFETY: the arguments have the size passed and point to `pidfd`, which outlives the call. It is a
+    // fork as above.
+    unsafe { libc::syscall(libc::SYS_clone3, &raw mut arguments, size_of_val(&arguments)) }
+}
+
+/// The constant of libc has a type that cannot hold it.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// Exits without flushing buffers or running destructors and exit handlers.
 fn exit_immediately(code: i32) -> ! {
@@ -92,7 +126,55 @@ pub fn exec(program: &CStr, argv: &[CString], env: &[CString]) -> Errno {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs::{self, File},
+        os::fd::AsFd,
+        path::Path,
+    };
+
     use super::*;
+    use crate::require::available;
+
+    /// An empty version 2 cgroup, if this host allows one.
+    fn v2_directory() -> Option<std::path::PathBuf> {
+        let mounts = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].map(Path::new);
+        let root = mounts.into_iter().find(|dir| dir.join("cgroup.controllers").exists())?;
+        let dir = root.join(format!("codelia-clone-{}", std::process::id()));
+        fs::create_dir(&dir).ok().map(|()| dir)
+    }
+
+    #[test]
+    fn child_starts_in_its_group() {
+        let dir = v2_directory();
+        available("cgroup", dir.is_none().then_some("cannot create a version 2 cgroup"));
+        let Some(dir) = dir else { return };
+        let group = File::open(&dir).unwrap();
+        let mut pidfds = [-1; 2];
+        let start = |pid: libc::c_long| {
+            if pid == 0 {
+                // SAFETY: takes no pointers, and is allowed after a fork of a process with threads.
+                unsafe { libc::pause() };
+                exit_immediately(0);
+            }
+            assert!(pid > 0, "{}", last_errno());
+            pid.to_string()
+        };
+        let inside = start(clone_into(group.as_fd(), &mut pidfds[0]));
+        start(clone_isolated(&mut pidfds[1]));
+        let listed = fs::read_to_string(dir.join("cgroup.procs")).unwrap();
+        for pidfd in pidfds {
+            // SAFETY: CLONE_PIDFD has created it; nothing else owns it.
+            let pidfd = PidFd::from(unsafe { OwnedFd::from_raw_fd(pidfd) });
+            pidfd.kill().unwrap();
+            rustix::process::waitid(
+                rustix::process::WaitId::PidFd(pidfd.as_fd()),
+                rustix::process::WaitIdOptions::EXITED,
+            )
+            .unwrap();
+        }
+        fs::remove_dir(&dir).unwrap();
+        assert_eq!(listed.trim(), inside, "this one, and not the other");
+    }
 
     #[test]
     fn claim_fails_with_other_threads() {

@@ -134,7 +134,7 @@ impl Backends {
         let mode = plan.mode;
         canary::with_canaries(plan).ok_or_else(|| {
             let message = format!(
-                "escape.canary_files: not available in mode {mode}; use bwrap or nsjail, or ask an operator to switch \
+                "escape.canary_files: not available in mode {mode}; use native, bwrap or nsjail, or ask an operator to switch \
                  it off"
             );
             unenforceable("escape.canary_files", message)

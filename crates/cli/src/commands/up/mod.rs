@@ -21,7 +21,8 @@ use tokio_util::sync::CancellationToken;
 use self::data_dir::DataDir;
 use super::serve::{MetricsServer, protect_memory};
 use crate::{
-    args, backends,
+    args,
+    backends::{self, ChosenMode},
     client::{Client, ClientFile},
     config::{Config, Loaded},
     delegation,
@@ -139,7 +140,7 @@ struct Banner {
     endpoint: String,
     key_file: String,
     metrics: Option<String>,
-    mode: Mode,
+    chosen: ChosenMode,
     /// Whether limits of runs are watched instead of enforced.
     watches_limits: bool,
 }
@@ -163,7 +164,8 @@ async fn start(
     let uids = options::reserve_uids(config)?;
     let backends = backends::create(config, uids)?;
     let probed = backends::probe(config, &backends).await;
-    let mode = backends::choose_mode(config, &probed)?;
+    let chosen = backends::choose_mode(config, &probed)?;
+    let mode = chosen.mode;
     let watches_limits = probed.iter().any(|one| one.mode == mode && one.watches_limits());
     let worker_options =
         options::worker(config, &worker_id(data_dir), data_dir.socket(), uids, options::ALL_IN_ONE)?;
@@ -185,7 +187,7 @@ async fn start(
         endpoint,
         key_file: key_file.display().to_string(),
         metrics: metrics_url,
-        mode,
+        chosen,
         watches_limits,
     };
     // Nothing may fail between the start of the worker and the task that stops it.
@@ -255,7 +257,10 @@ impl Banner {
             "key_file": self.key_file,
             "metrics": self.metrics,
             "data_dir": data_dir.path(),
-            "sandbox_mode": self.mode,
+            "sandbox_mode": self.chosen.mode,
+            "passed_over_modes": self.chosen.passed_over.iter().map(|(mode, problem)| {
+                json!({ "mode": mode, "problem": problem })
+            }).collect::<Vec<_>>(),
             "watches_limits": self.watches_limits,
             "self_check": record::run(run),
         });
@@ -264,7 +269,7 @@ impl Banner {
 
     /// A line about limits that are not enforced.
     fn limits(&self) -> String {
-        let remedy = limits_remedy(self.mode, true);
+        let remedy = limits_remedy(self.chosen.mode, true);
         let line = format!("  limits      watched, not enforced: no writable cgroup; {remedy}\n");
         if self.watches_limits { line } else { String::new() }
     }
@@ -272,14 +277,13 @@ impl Banner {
     fn text(&self, loaded: &Loaded, data_dir: &DataDir, run: &Run) -> String {
         let dir = data_dir.path().display();
         let flag = if loaded.is_set("data_dir") { format!(" --data-dir {dir}") } else { String::new() };
-        let warning = if self.mode == Mode::Logical { " (no isolation: for development only)" } else { "" };
         format!(
             "codelia {version}\n\n  \
              endpoint    {endpoint}\n  \
              key         {key}\n  \
              metrics     {metrics}\n  \
              data        {dir}\n  \
-             mode        {mode}{warning}\n\
+             {mode}\
              {limits}  \
              self-check  run {run} `echo codelia` exited with 0, sandbox ready in {setup_ms:.2} ms\n\n  \
              try         codelia run{flag} -- sh -c 'echo hello from $PWD'\n\n\
@@ -288,12 +292,25 @@ impl Banner {
             endpoint = self.endpoint,
             key = self.key_file,
             metrics = self.metrics.as_deref().unwrap_or("off"),
-            mode = self.mode,
+            mode = mode_lines(&self.chosen),
             limits = self.limits(),
             run = run.run_id,
             setup_ms = record::millis(run.setup_time.as_ref()).unwrap_or_default(),
         )
     }
+}
+
+/// The mode and why it was chosen: what the modes lack that would be preferred.
+fn mode_lines(chosen: &ChosenMode) -> String {
+    let reason = match chosen {
+        ChosenMode { mode: Mode::Logical, .. } => "no isolation: for development only",
+        ChosenMode { is_configured: true, .. } => "configured",
+        ChosenMode { passed_over, .. } if passed_over.is_empty() => "default",
+        ChosenMode { .. } => "the best one that works here",
+    };
+    let passed_over = chosen.passed_over.iter();
+    let passed_over = passed_over.map(|(mode, problem)| format!("  not {:7} {problem}\n", mode.as_str()));
+    format!("mode        {} ({reason})\n{}", chosen.mode, passed_over.collect::<String>())
 }
 
 /// Returns the key in `client.toml` if it is valid, or a new key of the development tenant.
@@ -368,6 +385,19 @@ fn free_address(address: SocketAddr) -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn banner_says_why_a_mode_was_chosen() {
+        let chosen =
+            |mode, is_configured, passed_over| mode_lines(&ChosenMode { mode, is_configured, passed_over });
+        assert_eq!(chosen(Mode::Native, false, Vec::new()), "mode        native (default)\n");
+        assert_eq!(chosen(Mode::Nsjail, true, Vec::new()), "mode        nsjail (configured)\n");
+        let problem = "user namespaces (allow them)".to_owned();
+        assert_eq!(
+            chosen(Mode::Bwrap, false, vec![(Mode::Native, problem)]),
+            "mode        bwrap (the best one that works here)\n  not native  user namespaces (allow them)\n"
+        );
+    }
 
     #[test]
     fn port_in_use_is_replaced() {

@@ -17,6 +17,9 @@
 //! In mode `native` a template's process starts init, on a socket of its own ([`TemplateRequest`]).
 //! `started` comes before everything else on the control socket then.
 
+mod failure;
+mod template;
+
 use std::{
     collections::BTreeMap,
     fmt,
@@ -26,8 +29,12 @@ use std::{
 };
 
 pub use codelia_sys::process::ExitStatus;
-use codelia_sys::{Errno, pty::WindowSize, rlimit::Resource};
+use codelia_sys::{pty::WindowSize, rlimit::Resource};
+pub use failure::{Failure, Step};
 use serde::{Deserialize, Serialize};
+pub use template::{
+    HOST_PROC, OwnMount, STAGING_DIR, TEMPLATE_FILES, Template, TemplateMount, TemplateRequest,
+};
 
 /// A message from a backend to init.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,125 +82,6 @@ pub struct Overlay {
     /// their owners, and nothing is durable before the worker makes it so.
     pub is_transaction: bool,
 }
-
-/// A message to `codelia-init --template`: first `create`, then any number of `start`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TemplateRequest {
-    /// Make the template. The answer is `ready`.
-    Create(Box<Template>),
-    /// Start a sandbox out of the template. Carries its control socket, on which the answer comes:
-    /// `started`, then everything that init sends.
-    Start,
-}
-
-/// What the sandboxes of a session have in common: user, mount, UTS and network namespaces. A process
-/// with the session's user holds them.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Template {
-    /// The host name.
-    pub hostname: Option<String>,
-    /// The user inside. Outside it is the user of this process.
-    pub uid: u32,
-    /// The group inside.
-    pub gid: u32,
-    /// Whether its sandboxes have networks of their own, with loopback.
-    pub has_networks: bool,
-    /// The mounts that all sandboxes share, in order.
-    pub mounts: Vec<TemplateMount>,
-    /// The mounts that each sandbox makes on top of them, in order.
-    pub own_mounts: Vec<OwnMount>,
-}
-
-/// A mount or file of a template.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TemplateMount {
-    /// A directory or file of the host, with the mounts below it.
-    Bind {
-        /// On the host.
-        source: PathBuf,
-        /// Inside.
-        target: PathBuf,
-        /// Whether it is writable.
-        writable: bool,
-    },
-    /// A directory of the host's runtime, read-only, with inodes that only the sandboxes of this template share.
-    Runtime {
-        /// On the host and inside.
-        path: PathBuf,
-    },
-    /// A copy of a file of the host.
-    Copy {
-        /// On the host.
-        source: PathBuf,
-        /// Inside.
-        target: PathBuf,
-    },
-    /// A file with this text.
-    File {
-        /// Inside.
-        target: PathBuf,
-        /// The text.
-        text: String,
-    },
-    /// A symbolic link.
-    Symlink {
-        /// Path of the link, inside.
-        target: PathBuf,
-        /// The target of the link.
-        to: PathBuf,
-    },
-    /// A minimal `/dev`, with these devices of the host.
-    Dev {
-        /// Their names.
-        devices: Vec<String>,
-    },
-}
-
-/// A mount that each sandbox of a template makes for itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OwnMount {
-    /// `/proc` of its PID namespace.
-    Proc,
-    /// `/dev/pts`.
-    Terminals {
-        /// How many terminals can be open.
-        max: u32,
-    },
-    /// A tmpfs.
-    Tmpfs {
-        /// Inside.
-        target: PathBuf,
-        /// Size in bytes.
-        size_bytes: u64,
-    },
-    /// A mount that the template made elsewhere, because it belongs above or below one of these.
-    Staged {
-        /// Where the template made it.
-        staged: PathBuf,
-        /// Where it belongs.
-        target: PathBuf,
-    },
-    /// A symbolic link.
-    Symlink {
-        /// Path of the link, inside.
-        target: PathBuf,
-        /// The target of the link.
-        to: PathBuf,
-    },
-}
-
-/// The directory inside a sandbox with mounts that are moved elsewhere or must only exist. It is masked
-/// before a command starts.
-pub const STAGING_DIR: &str = "/.codelia-mounts";
-
-/// The host's `/proc` in a template. The kernel mounts a new one only where one is visible.
-pub const HOST_PROC: &str = "/.codelia-mounts/proc";
-
-/// Where the sandboxes of a template find what covers masked paths.
-pub const TEMPLATE_FILES: &str = "/.codelia-mounts/files";
 
 /// The directory of the mount points, in the directory of the layers.
 pub const OVERLAY_MOUNTS_DIR: &str = "mounted";
@@ -413,7 +301,10 @@ pub struct Rlimit {
 #[serde(rename_all = "snake_case")]
 pub enum Report {
     /// The sandbox is started out of a template. Carries the pidfd of its init.
-    Started,
+    Started {
+        /// Whether it is in the cgroup that came with the request.
+        is_in_group: bool,
+    },
     /// The network is created. Carries its sockets: the listener of the proxy, the UDP socket and the
     /// TCP listener of the resolver, and those that are not bound.
     Egress,
@@ -428,155 +319,6 @@ pub enum Report {
     Failed(Failure),
     /// The command ended, and every other process with it.
     Exited(Exit),
-}
-
-/// A failed step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    /// The step.
-    pub step: Step,
-    /// The kernel's error.
-    pub errno: i32,
-}
-
-impl Failure {
-    /// A step failed with this errno.
-    #[must_use]
-    pub fn new(step: Step, errno: Errno) -> Self {
-        Self { step, errno: errno.raw_os_error() }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "step {:?}: {}", self.step, Errno::from_raw_os_error(self.errno))
-    }
-}
-
-/// The steps that can fail, in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Step {
-    /// Check that there is one thread and close all descriptors but the control socket.
-    ClaimSingleThread,
-    /// Send, receive or decode a message.
-    Protocol,
-    /// Redirect init's own output to `/dev/null`.
-    RedirectOutput,
-    /// Leave the terminal and the process group of the backend.
-    LeaveSession,
-    /// Protect init's memory from other processes.
-    SetNotDumpable,
-    /// Become the parent of orphaned descendants.
-    BecomeSubreaper,
-    /// Check that descendants can be listed, in order to kill them.
-    ListDescendants,
-    /// Block signals and open the descriptor for children's exits.
-    BlockSignals,
-    /// Join the cgroups.
-    JoinCgroups,
-    /// Create or enter the network namespace.
-    EnterNetwork,
-    /// Set up the loopback interface of the network namespace and its routes.
-    ConfigureNetwork,
-    /// Open the sockets for the proxy outside.
-    OpenEgressSockets,
-    /// Create the mount and cgroup namespaces of the view.
-    UnshareView,
-    /// Give the runtime's files inodes of their own.
-    PrivateRuntime,
-    /// Make a part of `/proc` read-only, or hide a path.
-    MaskPaths,
-    /// Check that init is PID 1.
-    CheckPid,
-    /// Check that the namespaces are not the host's.
-    CheckNamespaces,
-    /// Check the mounts: exactly those of the plan.
-    CheckMounts,
-    /// Check the host name.
-    CheckHostname,
-    /// Check user and group.
-    CheckIds,
-    /// Lock the secure bits.
-    LockSecureBits,
-    /// Empty the capability bounding set.
-    DropBoundingSet,
-    /// Empty the ambient capability set.
-    ClearAmbientSet,
-    /// Drop the capabilities of this process.
-    DropCapabilities,
-    /// Set `no_new_privs`.
-    SetNoNewPrivs,
-    /// Check that no capability is left and none can be gained.
-    CheckPrivileges,
-    /// Create the launch socket.
-    CreateLaunchSocket,
-    /// Start the command's process.
-    Fork,
-    /// Have the command's process killed when init ends.
-    DieWithInit,
-    /// Start a session for the command.
-    NewSession,
-    /// Set resource limits.
-    SetRlimits,
-    /// Open the workspace.
-    OpenWorkspace,
-    /// Keep all descriptors but stdin, stdout and stderr from the command.
-    HideDescriptors,
-    /// Unblock signals.
-    UnblockSignals,
-    /// Restrict which files may be executed.
-    RestrictExecution,
-    /// Restrict which files may be read.
-    RestrictReading,
-    /// Keep the command from abstract sockets of the host.
-    ScopeSockets,
-    /// Install the seccomp filter.
-    InstallFilter,
-    /// Check the privileges and the filter of the command's process.
-    CheckCommand,
-    /// Install the seccomp filter of init itself.
-    InstallInitFilter,
-    /// Build arguments and environment.
-    BuildArguments,
-    /// Change to the working directory.
-    WorkingDirectory,
-    /// Open a terminal in the sandbox's own `/dev/pts`.
-    OpenTerminal,
-    /// Replace stdin, stdout and stderr.
-    ReplaceStdio,
-    /// Set the controlling terminal.
-    SetTerminal,
-    /// Execute the command.
-    Execute,
-    /// Supervise the command.
-    Supervise,
-    /// Receive `keep_alive` before the deadline.
-    KeepAlive,
-    /// Create or enter the namespaces of overlays.
-    OverlayNamespaces,
-    /// Create the directories of an overlay's layers.
-    OverlayLayers,
-    /// Hide paths in an overlay.
-    OverlayHide,
-    /// Map files of root to the session's user.
-    OverlayIdmap,
-    /// Mount an overlay.
-    OverlayMount,
-    /// Set `nosuid` and `nodev` on the mounts of a container.
-    RestrictMounts,
-    /// Create the namespaces of a template.
-    TemplateNamespaces,
-    /// Create the mounts of a template.
-    TemplateMounts,
-    /// Create or enter a network of a template.
-    TemplateNetwork,
-    /// Start a sandbox out of a template.
-    StartSandbox,
-    /// Map the ids of a sandbox, and have it end with its template.
-    JoinTemplate,
-    /// Create the mounts that a sandbox of a template has for itself.
-    OwnMounts,
 }
 
 /// How the command ended, and what its processes used.

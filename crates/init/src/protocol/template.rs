@@ -1,0 +1,128 @@
+//! The messages to `codelia-init --template`, which holds what the sandboxes of a session share.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// A message to `codelia-init --template`: first `create`, then any number of `start`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TemplateRequest {
+    /// Make the template. The answer is `ready`.
+    Create(Box<Template>),
+    /// Start a sandbox out of the template. Carries its control socket, on which the answer comes:
+    /// `started`, then everything that init sends.
+    Start {
+        /// Whether the directory of a cgroup comes too, to start the sandbox in if that is allowed.
+        has_group: bool,
+    },
+}
+
+/// What the sandboxes of a session have in common: user, mount, UTS and network namespaces. A process
+/// with the session's user holds them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Template {
+    /// The host name.
+    pub hostname: Option<String>,
+    /// The user inside. Outside it is the user of this process.
+    pub uid: u32,
+    /// The group inside.
+    pub gid: u32,
+    /// Whether its sandboxes have networks of their own, with loopback.
+    pub has_networks: bool,
+    /// The mounts that all sandboxes share, in order.
+    pub mounts: Vec<TemplateMount>,
+    /// The mounts that each sandbox makes on top of them, in order.
+    pub own_mounts: Vec<OwnMount>,
+}
+
+/// A mount or file of a template.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TemplateMount {
+    /// A directory or file of the host, with the mounts below it.
+    Bind {
+        /// On the host.
+        source: PathBuf,
+        /// Inside.
+        target: PathBuf,
+        /// Whether it is writable.
+        writable: bool,
+    },
+    /// A directory of the host's runtime, read-only, with inodes that only the sandboxes of this template
+    /// share.
+    Runtime {
+        /// On the host and inside.
+        path: PathBuf,
+    },
+    /// A copy of a file of the host.
+    Copy {
+        /// On the host.
+        source: PathBuf,
+        /// Inside.
+        target: PathBuf,
+    },
+    /// A file with this text.
+    File {
+        /// Inside.
+        target: PathBuf,
+        /// The text.
+        text: String,
+    },
+    /// A symbolic link.
+    Symlink {
+        /// Path of the link, inside.
+        target: PathBuf,
+        /// The target of the link.
+        to: PathBuf,
+    },
+    /// A minimal `/dev`, with these devices of the host.
+    Dev {
+        /// Their names.
+        devices: Vec<String>,
+    },
+}
+
+/// A mount that each sandbox of a template makes for itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OwnMount {
+    /// `/proc` of its PID namespace.
+    Proc,
+    /// `/dev/pts`.
+    Terminals {
+        /// How many terminals can be open.
+        max: u32,
+    },
+    /// A tmpfs.
+    Tmpfs {
+        /// Inside.
+        target: PathBuf,
+        /// Size in bytes.
+        size_bytes: u64,
+    },
+    /// A mount that the template made elsewhere, because it belongs above or below one of these.
+    Staged {
+        /// Where the template made it.
+        staged: PathBuf,
+        /// Where it belongs.
+        target: PathBuf,
+    },
+    /// A symbolic link.
+    Symlink {
+        /// Path of the link, inside.
+        target: PathBuf,
+        /// The target of the link.
+        to: PathBuf,
+    },
+}
+
+/// The directory inside a sandbox with mounts that are moved elsewhere or must only exist. It is masked
+/// before a command starts.
+pub const STAGING_DIR: &str = "/.codelia-mounts";
+
+/// The host's `/proc` in a template. The kernel mounts a new one only where one is visible.
+pub const HOST_PROC: &str = "/.codelia-mounts/proc";
+
+/// Where the sandboxes of a template find what covers masked paths.
+pub const TEMPLATE_FILES: &str = "/.codelia-mounts/files";
