@@ -15,7 +15,7 @@ use codelia_policy::{HostInfo, Ids, Limits, LimitsRequest, Plan, PlanTarget, Pol
 use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
 
 /// The command that is measured.
-pub const PROGRAM: &str = "/usr/bin/true";
+pub(crate) const PROGRAM: &str = "/usr/bin/true";
 const FIRST_UID: u32 = 399_000;
 
 // The namespaces and mounts of the default plan. The files of `/etc` are added at run time.
@@ -26,15 +26,15 @@ const RAW_BWRAP: &str = "--unshare-all --die-with-parent --as-pid-1 --cap-drop A
 
 /// A session with a directory and a user.
 #[derive(Debug)]
-pub struct Session {
-    pub id: SessionId,
-    pub directory: PathBuf,
-    pub ids: Ids,
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    pub(crate) directory: PathBuf,
+    pub(crate) ids: Ids,
 }
 
 impl Session {
     /// Creates the session with this number below a directory.
-    pub fn create(parent: &Path, number: u32) -> Self {
+    pub(crate) fn create(parent: &Path, number: u32) -> Self {
         let (directory, id) = (parent.join(number.to_string()), FIRST_UID + number);
         fs::create_dir(&directory).unwrap();
         chown(&directory, Some(id), Some(id)).unwrap();
@@ -42,7 +42,7 @@ impl Session {
     }
 
     /// Plans a run in the session.
-    pub fn plan(&self, mode: Mode, network: NetworkMode, host: &HostInfo) -> Plan {
+    pub(crate) fn plan(&self, mode: Mode, network: NetworkMode, host: &HostInfo) -> Plan {
         let spec = RunSpec {
             command: command(),
             mode,
@@ -60,28 +60,28 @@ impl Session {
     }
 
     /// The arguments of raw bubblewrap. `etc` are the files of `/etc` that sandboxes see.
-    pub fn raw_bwrap(&self, etc: &[PathBuf]) -> String {
+    pub(crate) fn raw_bwrap(&self, etc: &[PathBuf]) -> String {
         let etc: String = etc.iter().map(|path| format!("--ro-bind {0} {0} ", path.display())).collect();
         format!("{RAW_BWRAP} {etc} --bind {} /workspace {PROGRAM}", self.directory.display())
     }
 }
 
-pub fn command() -> CommandSpec {
+pub(crate) fn command() -> CommandSpec {
     CommandSpec::new([PROGRAM])
 }
 
-pub fn null_stdio() -> Stdio {
+pub(crate) fn null_stdio() -> Stdio {
     let null = || File::options().read(true).write(true).open("/dev/null").unwrap().into();
     Stdio::Files { stdin: null(), stdout: null(), stderr: null() }
 }
 
 /// The path of nsjail.
-pub fn nsjail_program() -> PathBuf {
+pub(crate) fn nsjail_program() -> PathBuf {
     std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from)
 }
 
 /// The backends that make namespaces: bwrap, nsjail, native.
-pub fn namespace_backends() -> [Arc<dyn Backend>; 3] {
+pub(crate) fn namespace_backends() -> [Arc<dyn Backend>; 3] {
     let options = NativeOptions {
         init: find_init().unwrap(),
         cgroup_parent: CgroupParent::default(),
