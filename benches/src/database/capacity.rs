@@ -18,6 +18,8 @@ use crate::{measure::Measured, modes, processor_time::ProcessorTime, report::Rep
 pub(crate) const SECONDS: u64 = 5;
 
 const WARM_UP: Duration = Duration::from_secs(1);
+/// Processes that use less are not shown: there are none, or the clock does not see them.
+const MIN_MILLIS: f64 = 0.01;
 
 /// The cost of one run in one mode.
 #[derive(Debug)]
@@ -85,7 +87,7 @@ impl fmt::Display for Capacity {
             "mode {}, {}: {:.0} runs/s; processor time of one run, runs/s for each core",
             self.mode, self.sessions, self.runs_per_second
         )?;
-        for (process, millis) in &self.millis {
+        for (process, millis) in self.millis.iter().filter(|(_, millis)| **millis > MIN_MILLIS) {
             writeln!(f, "    {process:<24} {millis:>7.2} ms {:>9.0}", 1000.0 / millis)?;
         }
         self.database.iter().try_for_each(|line| writeln!(f, "    {line}"))
