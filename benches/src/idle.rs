@@ -9,13 +9,16 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use codelia_store::{LocalPostgres, Quotas};
 use codelia_tests::{Client, Cluster, ClusterOptions, Database, eventually};
+use codelia_types::Mode;
 use futures::{StreamExt, TryStreamExt, stream};
 use rustix::process::Signal;
 
 use crate::{
     database::fill,
+    modes,
     processor_time::{ProcessorTime, Stolen},
     report::Report,
+    runs::create_session,
 };
 
 const SESSIONS: usize = 10_000;
@@ -48,11 +51,14 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
     client.exec(&template.name, "true").await?;
     fill::ended_runs(&cluster.database, template.session_id.parse()?, RUNS).await?;
     let mut report = Report::default();
+    let mode = modes::served(&cluster, &modes::ALL, &mut report).await?;
+    let mode = *mode.last().context("no mode is served")?;
+    report.note(&format!("mode {}", mode.as_str()));
     let memory_before = resident(&cluster)?;
     note_idle(&mut report, &cluster, "no sessions").await?;
 
     let begun = Instant::now();
-    let sessions = create_sessions(&client).await?;
+    let sessions = create_sessions(&client, mode).await?;
     report.note(&format!("{SESSIONS} sessions created in {:.1?}", begun.elapsed()));
     let held: i64 = cluster.store.worker_list(None, 10).await?.iter().map(|worker| worker.sessions).sum();
     ensure!(held > i64::try_from(SESSIONS)?, "the worker holds only {held} sessions");
@@ -76,8 +82,8 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
     Ok(report)
 }
 
-async fn create_sessions(client: &Client) -> Result<Vec<String>> {
-    let names = stream::iter(0..SESSIONS).map(|_| async { Ok(client.session().await?.name) });
+async fn create_sessions(client: &Client, mode: Mode) -> Result<Vec<String>> {
+    let names = stream::iter(0..SESSIONS).map(|_| create_session(client, mode));
     names.buffered(CONCURRENT).try_collect().await
 }
 

@@ -1,59 +1,148 @@
-//! Runs in mode `bwrap`: with a prepared sandbox, concurrently, and in new sessions.
+//! Runs in the modes that isolate, next to raw bubblewrap: with a prepared sandbox, concurrently, and
+//! in new sessions. The targets are those of the fastest mode that this host has.
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use codelia_store::LocalPostgres;
-use codelia_tests::{Cluster, ClusterOptions, Database};
+use codelia_tests::{Client, Cluster, ClusterOptions, Database};
+use codelia_types::Mode;
 
-use crate::{ROUNDS, TURN, bare::exec::Loop, measure::Measured, report::Report, runs::Runs};
+use crate::{
+    ROUNDS, TURN,
+    bare::exec::{Loop, bwrap_burst},
+    measure::Measured,
+    modes,
+    report::Report,
+    runs::Runs,
+};
 
 const RAW: &str = "raw `bwrap … true`, all cores";
-const TOGETHER: &str = "Exec `true` in bwrap, concurrent";
-const STEADY: &str = "Exec `echo` in bwrap to first byte, steady session";
-const BURST: &str = "burst of 100 new sessions, call to first byte";
+const RAW_BURST: &str = "100 raw `bwrap … echo` at once, to first byte";
 
 /// Number of sessions in a burst.
 const NEW_SESSIONS: usize = 100;
-/// Pause between runs of a steady session, in which the worker prepares a sandbox.
+/// Pause between runs of a steady session, in which the worker prepares a sandbox, and between new
+/// sessions, in which it removes the last one.
 const PAUSE: Duration = Duration::from_millis(30);
+/// How often all start at once. The first time is warm-up.
+const BURSTS: usize = 3;
+
+/// A mode with its sessions and the names of its rows.
+struct Subject {
+    mode: Mode,
+    steady: Runs,
+    together: Runs,
+    /// Creates sessions.
+    client: Client,
+    /// Runs in a steady session, and those of them with a prepared sandbox.
+    runs: u64,
+    prepared: u64,
+}
 
 /// Measures all rows in turns. The first round is warm-up.
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Report> {
-    let settings = vec![("CODELIA_SANDBOX_MODE", "bwrap".to_owned())];
-    let shape = ClusterOptions { slots: 8 * cores, settings, ..ClusterOptions::default() };
+    let shape = ClusterOptions { slots: 8 * cores, ..ClusterOptions::default() };
     let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
-    let steady = Runs::prepare(&cluster, "steady", 1).await?;
-    let together = Runs::prepare(&cluster, "together", 4 * cores).await?;
-
     let mut report = Report::default();
-    let (mut hits, mut runs) = (0, 0);
+    let mut subjects = Vec::new();
+    for mode in modes::served(&cluster, &modes::ISOLATING, &mut report).await? {
+        subjects.push(Subject::prepare(&cluster, mode, cores).await?);
+    }
     for round in 0..=ROUNDS {
-        let (first_byte, prepared) = steady.steady(TURN, PAUSE).await?;
-        let turn =
-            [(RAW, Loop::of_bwrap(cores).measure(TURN).await?), (TOGETHER, together.outcome(TURN).await?)];
+        let raw = Loop::of_bwrap(cores).measure(TURN).await?;
         if round > 0 {
-            runs += first_byte.count();
-            hits += prepared;
-            report.add(STEADY, first_byte);
-            turn.into_iter().for_each(|(name, measured)| report.add(name, measured));
+            report.add(RAW, raw);
+        }
+        for subject in &mut subjects {
+            subject.turn((round > 0).then_some(&mut report)).await?;
         }
     }
-    report.add(BURST, burst(&cluster).await?);
+    for burst in 0..=BURSTS {
+        let mut turn = vec![(RAW_BURST.to_owned(), bwrap_burst(NEW_SESSIONS).await?)];
+        for subject in &subjects {
+            turn.push((subject.burst_row(), subject.burst().await?));
+        }
+        turn.into_iter().filter(|_| burst > 0).for_each(|(name, measured)| report.add(&name, measured));
+    }
     cluster.end().await?;
 
-    report.check_p95(STEADY, Duration::from_millis(5))?;
-    report.check_p95(BURST, Duration::from_millis(150))?;
-    let share = report.of(TOGETHER)?.rate() / report.of(RAW)?.rate();
-    report.check_ratio("runs of `true` relative to the raw tool's loop", share, 0.5);
-    report.check_ratio("runs with a prepared sandbox in a steady session", ratio(hits, runs), 0.9);
+    let (fastest, others) = subjects.split_last().context("no mode was measured")?;
+    for subject in others {
+        let share = report.of(&subject.together_row())?.rate() / report.of(RAW)?.rate();
+        report.note(&format!("{}: {:.0} % of the raw bwrap loop", subject.mode.as_str(), share * 100.0));
+    }
+    fastest.check(&mut report)?;
     Ok(report)
 }
 
-/// Measures the first byte in sessions that are created concurrently.
-async fn burst(cluster: &Cluster) -> Result<Measured> {
-    let client = Runs::client(cluster, "burst").await?;
-    Measured::each(NEW_SESSIONS, |_| Runs::first_byte_in_new_session(&client)).await
+impl Subject {
+    async fn prepare(cluster: &Cluster, mode: Mode, cores: usize) -> Result<Self> {
+        let tenant = |what: &str| format!("{what}-{}", mode.as_str());
+        Ok(Self {
+            mode,
+            steady: Runs::prepare_in(cluster, mode, &tenant("steady"), 1).await?,
+            together: Runs::prepare_in(cluster, mode, &tenant("together"), 4 * cores).await?,
+            client: Runs::client(cluster, &tenant("new")).await?,
+            runs: 0,
+            prepared: 0,
+        })
+    }
+
+    /// One turn of each row, added to a report unless it is warm-up.
+    async fn turn(&mut self, report: Option<&mut Report>) -> Result<()> {
+        let (first_byte, prepared) = self.steady.steady(TURN, PAUSE).await?;
+        let together = self.together.outcome(TURN).await?;
+        let new_session = Measured::of(1, TURN, async |_| {
+            tokio::time::sleep(PAUSE).await;
+            Runs::first_byte_in_new_session(&self.client, self.mode).await
+        });
+        let new_session = new_session.await?;
+        let Some(report) = report else { return Ok(()) };
+        self.runs += first_byte.count();
+        self.prepared += prepared;
+        report.add(&self.steady_row(), first_byte);
+        report.add(&self.together_row(), together);
+        report.add(&self.new_session_row(), new_session);
+        Ok(())
+    }
+
+    /// Measures the first byte in sessions that are created at the same time.
+    async fn burst(&self) -> Result<Measured> {
+        Measured::each(NEW_SESSIONS, |_| Runs::first_byte_in_new_session(&self.client, self.mode)).await
+    }
+
+    fn check(&self, report: &mut Report) -> Result<()> {
+        let (mode, millis) = (self.mode.as_str(), Duration::from_millis);
+        let share = report.of(&self.together_row())?.rate() / report.of(RAW)?.rate();
+        report.check_ratio(&format!("{mode}: runs of `true` relative to the raw bwrap loop"), share, 1.2);
+        report.check_percentile(&self.steady_row(), 50.0, Duration::from_micros(2500))?;
+        report.check_percentile(&self.steady_row(), 95.0, millis(5))?;
+        report.check_percentile(&self.new_session_row(), 95.0, millis(15))?;
+        report.check_percentile(&self.burst_row(), 95.0, millis(300))?;
+        let p95 = |name: &str| anyhow::Ok(report.of(name)?.percentile(95.0).as_secs_f64());
+        let factor = p95(&self.burst_row())? / p95(RAW_BURST)?;
+        report.check_factor(&format!("{mode}: p95 of a burst relative to raw bwraps"), factor, 1.0);
+        let hits = ratio(self.prepared, self.runs);
+        report.check_ratio(&format!("{mode}: runs with a prepared sandbox in a steady session"), hits, 0.9);
+        Ok(())
+    }
+
+    fn steady_row(&self) -> String {
+        format!("{}: `echo` to first byte, steady session", self.mode.as_str())
+    }
+
+    fn together_row(&self) -> String {
+        format!("{}: `true`, concurrent", self.mode.as_str())
+    }
+
+    fn new_session_row(&self) -> String {
+        format!("{}: new session to first byte, alone", self.mode.as_str())
+    }
+
+    fn burst_row(&self) -> String {
+        format!("{}: 100 new sessions at once, to first byte", self.mode.as_str())
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]

@@ -10,7 +10,7 @@ use futures::future::try_join_all;
 use hdrhistogram::Histogram;
 
 /// Pause before each measurement, so that leftover work of the previous one does not count.
-const REST: Duration = Duration::from_secs(1);
+const REST: Duration = Duration::from_millis(700);
 
 /// Count, latencies and duration of a measurement.
 #[derive(Debug, Clone)]
@@ -47,6 +47,7 @@ impl Measured {
     where
         F: Future<Output = Result<Duration>>,
     {
+        tokio::time::sleep(REST).await;
         let begin = Instant::now();
         let mut latencies = Histogram::new(3)?;
         for latency in try_join_all((0..times).map(work)).await? {

@@ -10,8 +10,9 @@ const ROW: f64 = 26.0;
 const TOP: f64 = 44.0;
 const HEIGHT: f64 = 320.0;
 const COLORS: [&str; 4] = ["#1f6feb", "#d1242f", "#1a7f37", "#9a6700"];
-/// Where the files are written.
+/// Where the files are written, with a copy for the documentation if `--docs` asks for it.
 const DIRECTORY: &str = "target/bench";
+const DOCS_DIRECTORY: &str = "docs/images";
 
 /// One bar for each name.
 pub(crate) struct Bars {
@@ -149,9 +150,13 @@ fn text(svg: &mut String, x: f64, y: f64, anchor: &str, words: &str) -> Result<(
 }
 
 fn save(name: &str, svg: &str) -> Result<PathBuf> {
-    fs::create_dir_all(DIRECTORY)?;
-    let path = PathBuf::from(DIRECTORY).join(format!("{name}.svg"));
-    fs::write(&path, svg)?;
+    let in_docs = std::env::args().any(|word| word == crate::DOCS);
+    let mut path = PathBuf::new();
+    for directory in [DIRECTORY, DOCS_DIRECTORY].into_iter().take(1 + usize::from(in_docs)) {
+        fs::create_dir_all(directory)?;
+        path = PathBuf::from(directory).join(format!("{name}.svg"));
+        fs::write(&path, svg)?;
+    }
     Ok(path)
 }
 

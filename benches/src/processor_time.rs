@@ -13,39 +13,39 @@ const TICKS_PER_SECOND: f64 = 100.0;
 pub(crate) struct ProcessorTime(BTreeMap<&'static str, f64>);
 
 impl ProcessorTime {
-    /// Reads it for the first api and worker of the cluster, for the worker's descendants, for Postgres, for
-    /// this process, which is the client, and for the whole machine. What the machine used beyond the processes
-    /// is the work of the kernel that no process is charged for, such as the removal of namespaces.
+    /// Reads it for the first api and worker of the cluster, for Postgres, for this process, which is the
+    /// client, and for the processes below the worker: those that live, which are templates of sessions,
+    /// tools and commands, and those that have ended. The rest of the machine is mostly kernel threads,
+    /// which remove namespaces and control groups.
     pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
         let backend = cluster.database.number("SELECT pid::bigint FROM pg_stat_activity LIMIT 1").await?;
+        let machine = machine_seconds()?;
+        // Processes may end meanwhile.
+        let pids =
+            fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let all: BTreeMap<u32, Stat> = pids.filter_map(|pid| Some((pid, Stat::read(pid).ok()?))).collect();
+        let stat = |pid: u32| all.get(&pid).with_context(|| format!("process {pid} has ended"));
         // The process that all backends descend from.
-        let postmaster = Stat::read(u32::try_from(backend)?)?.parent;
-        let api = Stat::read(cluster.apis[0].process.pid())?;
-        let worker = Stat::read(cluster.workers[0].process.pid())?;
-        let server = Stat::read(postmaster)?;
-        let mut postgres = server.own + server.ended_children;
-        let mut sandboxes = worker.ended_children;
-        for entry in fs::read_dir("/proc")?.flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // A process may have ended meanwhile.
-            let Ok(stat) = Stat::read(pid) else { continue };
-            if stat.parent == postmaster {
-                postgres += stat.own;
-            } else if stat.parent == cluster.workers[0].process.pid() {
-                // The holder of a session's template lives on; what it started has ended.
-                sandboxes += stat.own + stat.ended_children;
-            }
-        }
-        let client = Stat::read(std::process::id())?.own;
-        let processes = client + api.own + worker.own + sandboxes + postgres;
-        Ok(Self(BTreeMap::from([
-            ("client", client),
-            ("api", api.own),
+        let postmaster = stat(u32::try_from(backend)?)?.parent;
+        let server = stat(postmaster)?;
+        let backends = all.values().filter(|stat| stat.parent == postmaster).map(|stat| stat.own);
+        let worker_pid = cluster.workers[0].process.pid();
+        let worker = stat(worker_pid)?;
+        let below = below(&all, worker_pid);
+        let mut times = BTreeMap::from([
+            ("client", stat(std::process::id())?.own),
+            ("api", stat(cluster.apis[0].process.pid())?.own),
             ("worker", worker.own),
-            ("sandbox and command", sandboxes),
-            ("Postgres", postgres),
-            ("kernel threads and others", busy_seconds()? - processes),
-        ])))
+            ("templates", below.iter().map(|stat| stat.own).sum()),
+            (
+                "sandbox and command",
+                worker.ended_children + below.iter().map(|stat| stat.ended_children).sum::<f64>(),
+            ),
+            ("Postgres", server.own + server.ended_children + backends.sum::<f64>()),
+        ]);
+        let known: f64 = times.values().sum();
+        times.insert("rest of the machine", machine - known);
+        Ok(Self(times))
     }
 
     /// The seconds used since an earlier reading, by kind of process.
@@ -55,17 +55,6 @@ impl ProcessorTime {
             .map(|(name, now)| (*name, now - before.0.get(name).copied().unwrap_or_default()))
             .collect()
     }
-}
-
-/// The time that all processors of the machine have worked, from `/proc/stat`.
-fn busy_seconds() -> Result<f64> {
-    let text = fs::read_to_string("/proc/stat")?;
-    let line = text.lines().next().context("empty /proc/stat")?;
-    let ticks: Vec<f64> =
-        line.split_whitespace().skip(1).take(7).map(str::parse).collect::<Result<_, _>>()?;
-    // The fourth and fifth are idle and waiting for a disk.
-    let idle: f64 = ticks.iter().skip(3).take(2).sum();
-    Ok((ticks.iter().sum::<f64>() - idle) / TICKS_PER_SECOND)
 }
 
 /// The time that the host of this virtual machine gave to others, from `/proc/stat`, in ticks.
@@ -90,6 +79,30 @@ impl Stolen {
     pub(crate) fn share_since(&self, before: &Self) -> f64 {
         (self.stolen - before.stolen) / (self.all - before.all).max(1.0)
     }
+}
+
+/// The processes below one.
+fn below(all: &BTreeMap<u32, Stat>, pid: u32) -> Vec<&Stat> {
+    let (mut found, mut parents) = (Vec::new(), vec![pid]);
+    while let Some(parent) = parents.pop() {
+        for (pid, stat) in all.iter().filter(|(_, stat)| stat.parent == parent) {
+            parents.push(*pid);
+            found.push(stat);
+        }
+    }
+    found
+}
+
+/// The seconds that all processors were busy since the machine started, with kernel and interrupts.
+fn machine_seconds() -> Result<f64> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let line = text.lines().next().context("empty /proc/stat")?;
+    let ticks: Vec<f64> =
+        line.split_whitespace().skip(1).take(7).map(str::parse).collect::<Result<_, _>>()?;
+    // Not the fourth and fifth, in which they were idle.
+    let busy: f64 =
+        ticks.iter().enumerate().filter(|(index, _)| !(3..5).contains(index)).map(|(_, ticks)| ticks).sum();
+    Ok(busy / TICKS_PER_SECOND)
 }
 
 /// What `/proc/PID/stat` says about a process, in seconds.

@@ -7,34 +7,48 @@ use crate::measure::Measured;
 /// Measurements by name, in order of their first turn, and the results of the checks.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    rows: Vec<(&'static str, Measured)>,
-    checks: Vec<String>,
+    rows: Vec<(String, Measured)>,
+    lines: Vec<Line>,
+}
+
+/// A line below the table.
+#[derive(Debug)]
+struct Line {
+    /// Whether a target was met; `None` without one.
+    met: Option<bool>,
+    text: String,
 }
 
 impl Report {
     /// Adds a measurement, or another turn of it.
-    pub(crate) fn add(&mut self, name: &'static str, measured: Measured) {
-        match self.rows.iter_mut().find(|(known, _)| *known == name) {
+    pub(crate) fn add(&mut self, name: &str, measured: Measured) {
+        match self.rows.iter_mut().find(|(known, _)| known == name) {
             Some((_, sum)) => sum.add(&measured),
-            None => self.rows.push((name, measured)),
+            None => self.rows.push((name.to_owned(), measured)),
         }
     }
 
     /// Returns a measurement by name.
-    pub(crate) fn of(&self, name: &'static str) -> anyhow::Result<&Measured> {
-        let found = self.rows.iter().find(|(known, _)| *known == name);
+    pub(crate) fn of(&self, name: &str) -> anyhow::Result<&Measured> {
+        let found = self.rows.iter().find(|(known, _)| known == name);
         found.map(|(_, measured)| measured).ok_or_else(|| anyhow::anyhow!("{name} was not measured"))
     }
 
     /// The measurements in order.
-    pub(crate) fn rows(&self) -> impl Iterator<Item = (&'static str, &Measured)> {
-        self.rows.iter().map(|(name, measured)| (*name, measured))
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&str, &Measured)> {
+        self.rows.iter().map(|(name, measured)| (name.as_str(), measured))
     }
 
-    /// Compares the p95 of a row with its target.
-    pub(crate) fn check_p95(&mut self, name: &'static str, max: Duration) -> anyhow::Result<()> {
-        let p95 = self.of(name)?.percentile(95.0);
-        self.check(p95 <= max, &format!("p95 of {name}: {} (target ≤ {})", millis(p95), millis(max)));
+    /// The lines with targets.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = String> {
+        self.lines.iter().filter(|line| line.met.is_some()).map(ToString::to_string)
+    }
+
+    /// Compares a percentile of a row with its target.
+    pub(crate) fn check_percentile(&mut self, name: &str, share: f64, max: Duration) -> anyhow::Result<()> {
+        let value = self.of(name)?.percentile(share);
+        let text = format!("p{share} of {name}: {} (target ≤ {})", millis(value), millis(max));
+        self.check(value <= max, &text);
         Ok(())
     }
 
@@ -50,24 +64,37 @@ impl Report {
 
     /// Adds a line without a target.
     pub(crate) fn note(&mut self, text: &str) {
-        self.checks.push(format!("       {text}"));
+        self.lines.push(Line { met: None, text: text.to_owned() });
     }
 
     /// Adds a line that says whether a target was met.
     pub(crate) fn check(&mut self, met: bool, text: &str) {
-        self.checks.push(format!("{} {text}", if met { "met   " } else { "MISSED" }));
+        self.lines.push(Line { met: Some(met), text: text.to_owned() });
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<52} {:>9} {:>10} {:>10} {:>10}", "", "per s", "p50", "p95", "p99")?;
+        if !self.rows.is_empty() {
+            writeln!(f, "{:<52} {:>9} {:>10} {:>10} {:>10}", "", "per s", "p50", "p95", "p99")?;
+        }
         for (name, measured) in &self.rows {
             let [p50, p95, p99] = [50.0, 95.0, 99.0].map(|share| millis(measured.percentile(share)));
             writeln!(f, "{name:<52} {:>9.0} {p50:>10} {p95:>10} {p99:>10}", measured.rate())?;
         }
         writeln!(f)?;
-        self.checks.iter().try_for_each(|check| writeln!(f, "{check}"))
+        self.lines.iter().try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let met = match self.met {
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            None => "",
+        };
+        write!(f, "{met:<6} {}", self.text)
     }
 }
 

@@ -8,15 +8,18 @@ use std::{
 use anyhow::{Result, ensure};
 use codelia_proto::{
     duration_to_proto,
-    v1::{Limits, StartRunRequest, outcome::Kind},
+    v1::{CreateSessionRequest, Limits, SandboxMode, StartRunRequest, outcome::Kind},
 };
 use codelia_tests::{Client, Cluster, Exec, command, shell};
-use codelia_types::SessionId;
+use codelia_types::{Mode, SessionId};
+use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::measure::Measured;
 
 /// Timeout of one noisy run.
 const NOISE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Sessions that are created at the same time.
+const CONCURRENT: usize = 8;
 
 /// Sessions that a worker holds.
 #[derive(Debug)]
@@ -26,21 +29,35 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// Creates the sessions and runs once in each, so that they are leased.
+    /// Creates sessions in mode `logical` and runs once in each, so that they are leased.
     pub(crate) async fn prepare(cluster: &Cluster, tenant: &str, lanes: usize) -> Result<Self> {
+        Self::prepare_in(cluster, Mode::Logical, tenant, lanes).await
+    }
+
+    /// Like [`Runs::prepare`] in any mode.
+    pub(crate) async fn prepare_in(
+        cluster: &Cluster,
+        mode: Mode,
+        tenant: &str,
+        lanes: usize,
+    ) -> Result<Self> {
         let client = Self::client(cluster, tenant).await?;
-        let mut sessions = Vec::new();
-        for _ in 0..lanes {
-            let session = client.session().await?;
-            client.exec(&session.name, "true").await?;
-            sessions.push(session.name);
-        }
+        let sessions = stream::iter(0..lanes).map(|_| async {
+            let session = create_session(&client, mode).await?;
+            client.exec(&session, "true").await?;
+            anyhow::Ok(session)
+        });
+        let sessions = sessions.buffered(CONCURRENT).try_collect().await?;
         Ok(Self { client, sessions })
     }
 
     /// Returns a client of a new tenant with a high request quota.
     pub(crate) async fn client(cluster: &Cluster, tenant: &str) -> Result<Client> {
-        let quotas = codelia_store::Quotas { requests_per_second: 1_000_000, ..Default::default() };
+        let quotas = codelia_store::Quotas {
+            sessions: 1_000_000,
+            requests_per_second: 1_000_000,
+            ..Default::default()
+        };
         cluster.tenant_with(tenant, quotas).await
     }
 
@@ -67,9 +84,9 @@ impl Runs {
     }
 
     /// Measures from creating a session to the first byte of its first run.
-    pub(crate) async fn first_byte_in_new_session(client: &Client) -> Result<Duration> {
+    pub(crate) async fn first_byte_in_new_session(client: &Client, mode: Mode) -> Result<Duration> {
         let begin = Instant::now();
-        let session = client.session().await?.name;
+        let session = create_session(client, mode).await?;
         first_byte(client, &session).await?;
         let latency = begin.elapsed();
         client.close(&session).await?;
@@ -114,6 +131,13 @@ impl Runs {
         ensure!(seen.outcome() == Kind::Exited(0), "{seen:?}");
         Ok(begin.elapsed())
     }
+}
+
+/// Creates a session in a mode. Returns its name.
+pub(crate) async fn create_session(client: &Client, mode: Mode) -> Result<String> {
+    let request =
+        CreateSessionRequest { mode: SandboxMode::from(mode).into(), ..CreateSessionRequest::default() };
+    Ok(client.create(request).await?.name)
 }
 
 /// Measures from the call to the first byte. Returns too whether the run got a prepared sandbox.

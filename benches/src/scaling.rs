@@ -4,8 +4,9 @@
 use anyhow::Result;
 use codelia_store::LocalPostgres;
 use codelia_tests::{Cluster, ClusterOptions, Database};
+use codelia_types::Mode;
 
-use crate::{TURN, database::fill, measure::Measured, plot::Lines, report::Report, runs::Runs};
+use crate::{TURN, database::fill, measure::Measured, modes, plot::Lines, report::Report, runs::Runs};
 
 /// Concurrent callers, each with a session of its own.
 const CALLERS: [usize; 4] = [1, 2, 4, 8];
@@ -15,102 +16,113 @@ const SESSIONS: [usize; 4] = [1, 10, 100, 1000];
 const MANY: usize = 8;
 /// Ended runs in the database, if none are named: ten million take long to insert.
 pub(crate) const ENDED_RUNS: [u64; 2] = [10_000, 1_000_000];
-/// Rounds, the first one as warm-up.
-const ROUNDS: usize = 3;
+/// Measured turns after one as warm-up. All numbers together make a curve, so each needs only few.
+const ROUNDS: usize = 1;
 
-/// A quantity that grows, and what was measured at each size.
-struct Growth {
+/// What was measured at one size of something that grows.
+struct Point {
     of: &'static str,
-    sizes: Vec<(u64, Measured)>,
+    size: u64,
+    mode: Mode,
+    measured: Measured,
 }
 
-/// Measures each mode in an installation of its own, and draws runs per second and p95.
+/// Measures all modes in one installation, in turns, and draws runs per second and p95.
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize, ended_runs: &[u64]) -> Result<Report> {
+    let shape = ClusterOptions { slots: MANY.max(4 * cores), ..ClusterOptions::default() };
+    let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
     let mut report = Report::default();
-    let mut modes = Vec::new();
-    for mode in ["logical", "bwrap"] {
-        let growths = of_mode(server, cores, mode, ended_runs).await?;
-        for growth in &growths {
-            for (size, measured) in &growth.sizes {
-                let p95 = measured.percentile(95.0).as_secs_f64() * 1000.0;
-                report.note(&format!(
-                    "{mode:<8} {size:>9} {:<14} {:>6.0} runs/s, p95 {p95:.1} ms",
-                    growth.of,
-                    measured.rate()
-                ));
-            }
-        }
-        modes.push((mode, growths));
+    let modes = modes::served(&cluster, &modes::ALL, &mut report).await?;
+    let mut points = Vec::new();
+    for callers in CALLERS {
+        let runs = prepare(&cluster, &modes, "callers", callers).await?;
+        points.extend(measure_turns("callers", callers as u64, &runs, callers).await?);
     }
-    for (index, of) in modes[0].1.iter().map(|growth| growth.of).enumerate() {
-        for (unit, value) in [("runs/s", rate as fn(&Measured) -> f64), ("p95 in ms", p95)] {
-            let lines =
-                modes.iter().map(|(mode, growths)| ((*mode).to_owned(), growths[index].points(value)));
-            let title = format!("Runs of `true` in a second, by {of}");
-            let plot = Lines { title, x: of, unit, lines: lines.collect() };
-            let name =
-                format!("{}-{}", of.replace(' ', "-"), unit.split_once([' ', '/']).map_or(unit, |cut| cut.0));
-            report.note(&format!("plot: {}", plot.write(&name)?.display()));
-        }
+    for sessions in SESSIONS {
+        let runs = prepare(&cluster, &modes, "sessions", sessions).await?;
+        points.extend(measure_turns("sessions", sessions as u64, &runs, MANY).await?);
+    }
+    points.extend(with_ended_runs(&cluster, &modes, ended_runs).await?);
+    cluster.end().await?;
+    for point in &points {
+        report.note(&format!(
+            "{:<8} {:>9} {:<11} {:>6.0} runs/s, p95 {:.1} ms",
+            point.mode.as_str(),
+            point.size,
+            point.of,
+            rate(&point.measured),
+            p95(&point.measured)
+        ));
+    }
+    for of in ["callers", "sessions", "ended runs"] {
+        draw(of, &modes, &points, &mut report)?;
     }
     Ok(report)
 }
 
-async fn of_mode(
-    server: &LocalPostgres,
-    cores: usize,
-    mode: &str,
-    ended_runs: &[u64],
-) -> Result<Vec<Growth>> {
-    let settings = vec![("CODELIA_SANDBOX_MODE", mode.to_owned())];
-    let shape = ClusterOptions { slots: MANY.max(4 * cores), settings, ..ClusterOptions::default() };
-    let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
-    let mut all = vec![
-        by(&cluster, "callers", &CALLERS, |callers| callers).await?,
-        by(&cluster, "sessions", &SESSIONS, |_| MANY).await?,
-    ];
-    let runs = Runs::prepare(&cluster, "load", MANY).await?;
-    let (mut sizes, mut filled) = (Vec::new(), 0);
-    for &count in ended_runs {
-        fill::ended_runs(&cluster.database, runs.session_id(0)?, count - filled).await?;
-        filled = count;
+async fn with_ended_runs(cluster: &Cluster, modes: &[Mode], sizes: &[u64]) -> Result<Vec<Point>> {
+    // The tenant to whom half of the ended runs belong.
+    let template = Runs::prepare(cluster, "load", 1).await?;
+    let runs = prepare(cluster, modes, "ended", MANY).await?;
+    let (mut points, mut filled) = (Vec::new(), 0);
+    for &size in sizes {
+        fill::ended_runs(&cluster.database, template.session_id(0)?, size.saturating_sub(filled)).await?;
+        filled = filled.max(size);
         cluster.database.execute("CHECKPOINT").await?;
-        sizes.push((count, turns(&runs, MANY).await?));
+        points.extend(measure_turns("ended runs", size, &runs, MANY).await?);
     }
-    all.push(Growth { of: "ended runs", sizes });
-    cluster.end().await?;
+    Ok(points)
+}
+
+/// Creates this many sessions in each mode.
+async fn prepare(cluster: &Cluster, modes: &[Mode], of: &str, sessions: usize) -> Result<Vec<(Mode, Runs)>> {
+    let mut all = Vec::new();
+    for &mode in modes {
+        let tenant = format!("{of}-{sessions}-{}", mode.as_str());
+        all.push((mode, Runs::prepare_in(cluster, mode, &tenant, sessions).await?));
+    }
     Ok(all)
 }
 
-/// Measures with growing numbers of sessions.
-async fn by(
-    cluster: &Cluster,
+/// Measures the modes in turns.
+async fn measure_turns(
     of: &'static str,
-    sizes: &[usize],
-    callers: impl Fn(usize) -> usize,
-) -> Result<Growth> {
-    let mut measured = Vec::new();
-    for &size in sizes {
-        let runs = Runs::prepare(cluster, &format!("{of}-{size}"), size).await?;
-        measured.push((size as u64, turns(&runs, callers(size)).await?));
+    size: u64,
+    runs: &[(Mode, Runs)],
+    callers: usize,
+) -> Result<Vec<Point>> {
+    for (_, runs) in runs {
+        runs.in_turn(callers, TURN / 2).await?;
     }
-    Ok(Growth { of, sizes: measured })
+    let mut points: Vec<Point> = Vec::new();
+    for _ in 0..ROUNDS {
+        for (mode, runs) in runs {
+            let measured = runs.in_turn(callers, TURN).await?;
+            match points.iter_mut().find(|point| point.mode == *mode) {
+                Some(point) => point.measured.add(&measured),
+                None => points.push(Point { of, size, mode: *mode, measured }),
+            }
+        }
+    }
+    Ok(points)
 }
 
-async fn turns(runs: &Runs, callers: usize) -> Result<Measured> {
-    runs.in_turn(callers, TURN).await?;
-    let mut sum = runs.in_turn(callers, TURN).await?;
-    for _ in 1..ROUNDS {
-        sum.add(&runs.in_turn(callers, TURN).await?);
+/// Draws runs per second and p95, with a line for each mode.
+fn draw(of: &'static str, modes: &[Mode], points: &[Point], report: &mut Report) -> Result<()> {
+    let units: [(&str, &str, fn(&Measured) -> f64); 2] =
+        [("rate", "runs/s", rate), ("p95", "p95 in ms", p95)];
+    for (name, unit, value) in units {
+        let line = |mode: &Mode| {
+            let own = points.iter().filter(|point| point.of == of && point.mode == *mode);
+            #[expect(clippy::cast_precision_loss, reason = "sizes stay far below 2^53")]
+            let places = own.map(|point| (point.size as f64, value(&point.measured)));
+            (mode.as_str().to_owned(), places.collect())
+        };
+        let title = format!("Runs of `true`: {unit} by {of}");
+        let plot = Lines { title, x: of, unit, lines: modes.iter().map(line).collect() };
+        report.note(&format!("plot: {}", plot.write(&format!("{}-{name}", of.replace(' ', "-")))?.display()));
     }
-    Ok(sum)
-}
-
-impl Growth {
-    #[expect(clippy::cast_precision_loss, reason = "sizes stay far below 2^53")]
-    fn points(&self, value: impl Fn(&Measured) -> f64) -> Vec<(f64, f64)> {
-        self.sizes.iter().map(|(size, measured)| (*size as f64, value(measured))).collect()
-    }
+    Ok(())
 }
 
 fn rate(measured: &Measured) -> f64 {

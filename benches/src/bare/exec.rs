@@ -1,6 +1,7 @@
 //! Starts a program and waits for it, on all cores, as often as possible.
 
 use std::{
+    io::Read,
     path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -12,9 +13,20 @@ use tokio::task::spawn_blocking;
 
 use crate::measure::Measured;
 
-/// A typical bubblewrap command line.
-pub(crate) const BWRAP: &str = "bwrap --unshare-all --die-with-parent --clearenv --cap-drop ALL --ro-bind /usr /usr \
-    --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 --proc /proc --dev /dev --tmpfs /tmp true";
+/// A typical bubblewrap command line, and the command in it.
+macro_rules! bwrap {
+    ($command:literal) => {
+        concat!(
+            "bwrap --unshare-all --die-with-parent --clearenv --cap-drop ALL --ro-bind /usr /usr ",
+            "--symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 ",
+            "--proc /proc --dev /dev --tmpfs /tmp ",
+            $command
+        )
+    };
+}
+
+pub(crate) const BWRAP: &str = bwrap!("true");
+const BWRAP_ECHO: &str = bwrap!("echo x");
 
 /// A loop that only starts processes.
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +63,29 @@ impl<'a> Loop<'a> {
         })
         .await
     }
+}
+
+/// Starts this many `bwrap … echo` at the same time. Measures to the first byte of their output.
+pub(crate) async fn bwrap_burst(count: usize) -> Result<Measured> {
+    Measured::each(count, async |_| spawn_blocking(bwrap_first_byte).await?).await
+}
+
+fn bwrap_first_byte() -> Result<Duration> {
+    let begin = Instant::now();
+    let mut words = BWRAP_ECHO.split_whitespace();
+    let mut child = Command::new(words.next().unwrap_or_default())
+        .args(words)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let mut byte = [0];
+    let read = child.stdout.take().map(|mut output| output.read_exact(&mut byte));
+    let latency = begin.elapsed();
+    let status = child.wait()?;
+    ensure!(status.success(), "{status}: {BWRAP_ECHO}");
+    read.transpose()?;
+    Ok(latency)
 }
 
 fn fork_and_exec(line: &str, directory: &Path) -> Result<Duration> {

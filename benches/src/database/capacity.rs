@@ -12,10 +12,14 @@ use codelia_store::LocalPostgres;
 use codelia_tests::{Cluster, ClusterOptions, Database};
 
 use super::statement_counts::CountStart;
-use crate::{measure::Measured, processor_time::ProcessorTime, runs::Runs};
+use crate::{measure::Measured, modes, processor_time::ProcessorTime, report::Report, runs::Runs};
 
 /// How many seconds runs are counted in each mode.
-pub(crate) const SECONDS: u64 = 10;
+pub(crate) const SECONDS: u64 = 5;
+
+const WARM_UP: Duration = Duration::from_secs(1);
+/// Processes that use less are not shown: there are none, or the clock does not see them.
+const MIN_MILLIS: f64 = 0.01;
 
 /// The cost of one run in one mode.
 #[derive(Debug)]
@@ -32,18 +36,20 @@ pub(crate) struct Capacity {
 /// Measures concurrent runs in each mode: in sessions that exist, and in a new one for each.
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize, seconds: u64) -> Result<Vec<Capacity>> {
     let window = Duration::from_secs(seconds);
+    let shape = ClusterOptions { slots: 4 * cores, ..ClusterOptions::default() };
+    let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
     let mut all = Vec::new();
-    for mode in std::env::var("M").unwrap_or("logical native bwrap".into()).leak().split(" ") {
-        let settings = vec![("CODELIA_SANDBOX_MODE", mode.to_owned())];
-        let shape = ClusterOptions { slots: 4 * cores, settings, ..ClusterOptions::default() };
-        let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
-        let runs = Runs::prepare(&cluster, "capacity", 4 * cores).await?;
-        all.push(Capacity::of(&cluster, mode, "sessions that exist", runs.outcome(window)).await?);
-        let client = Runs::client(&cluster, "sessions").await?;
-        let sessions = Measured::of(4 * cores, window, |_| Runs::first_byte_in_new_session(&client));
-        all.push(Capacity::of(&cluster, mode, "a new session for each", sessions).await?);
-        cluster.end().await?;
+    for mode in modes::served(&cluster, &modes::ALL, &mut Report::default()).await? {
+        let name = mode.as_str();
+        let runs = Runs::prepare_in(&cluster, mode, &format!("capacity-{name}"), 4 * cores).await?;
+        // The first runs fill caches.
+        runs.outcome(WARM_UP).await?;
+        all.push(Capacity::of(&cluster, name, "sessions that exist", runs.outcome(window)).await?);
+        let client = Runs::client(&cluster, &format!("sessions-{name}")).await?;
+        let sessions = Measured::of(4 * cores, window, |_| Runs::first_byte_in_new_session(&client, mode));
+        all.push(Capacity::of(&cluster, name, "a new session for each", sessions).await?);
     }
+    cluster.end().await?;
     Ok(all)
 }
 
@@ -81,7 +87,7 @@ impl fmt::Display for Capacity {
             "mode {}, {}: {:.0} runs/s; processor time of one run, runs/s for each core",
             self.mode, self.sessions, self.runs_per_second
         )?;
-        for (process, millis) in &self.millis {
+        for (process, millis) in self.millis.iter().filter(|(_, millis)| **millis > MIN_MILLIS) {
             writeln!(f, "    {process:<24} {millis:>7.2} ms {:>9.0}", 1000.0 / millis)?;
         }
         self.database.iter().try_for_each(|line| writeln!(f, "    {line}"))

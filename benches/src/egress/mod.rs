@@ -102,7 +102,7 @@ struct Parts(Vec<String>);
 
 impl Parts {
     fn from_arguments() -> Self {
-        Self(std::env::args().skip(2).collect())
+        Self(crate::arguments().skip(1).collect())
     }
 
     fn contain(&self, name: &str) -> bool {

@@ -16,15 +16,14 @@ use crate::{
     TURN,
     bare::exec::{BWRAP, Loop},
     measure::Measured,
+    modes,
     plot::Bars,
     report::Report,
     runs::Runs,
 };
 
 /// Rounds, the first one as warm-up.
-const ROUNDS: usize = 3;
-/// The modes of Codelia, with the names of their rows.
-const MODES: [(&str, &str); 2] = [("logical", "Codelia, logical"), ("bwrap", "Codelia, bwrap")];
+const ROUNDS: usize = 2;
 /// Environment variable with the directory of `scripts/peers`.
 const PEERS: &str = "CODELIA_BENCH_PEERS";
 /// The image of the container engine.
@@ -43,13 +42,13 @@ struct Peer {
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Report> {
     let scratch = Scratch::new()?;
     let callers = 4 * cores;
-    let (mut clusters, mut report) = (Vec::new(), Report::default());
-    for (mode, name) in MODES {
-        let settings = vec![("CODELIA_SANDBOX_MODE", mode.to_owned())];
-        let shape = ClusterOptions { slots: callers, settings, ..ClusterOptions::default() };
-        let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
-        let runs = Runs::prepare(&cluster, "peers", callers).await?;
-        clusters.push((name, cluster, runs));
+    let shape = ClusterOptions { slots: callers, ..ClusterOptions::default() };
+    let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
+    let (mut modes, mut report) = (Vec::new(), Report::default());
+    for mode in modes::served(&cluster, &modes::ALL, &mut report).await? {
+        let name = mode.as_str();
+        let runs = Runs::prepare_in(&cluster, mode, &format!("peers-{name}"), callers).await?;
+        modes.push((format!("Codelia, {name}"), runs));
     }
     let engine = Container::start(&mut report)?;
     let peers = peers(&scratch, engine.is_some(), &mut report)?;
@@ -63,17 +62,15 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
         if let Some(modules) = &queue {
             turn.push((QUEUE, queue_turn(&scratch, modules, &database.url(), callers)?));
         }
-        for (name, _, runs) in &clusters {
-            turn.push((*name, runs.outcome(TURN).await?));
+        for (name, runs) in &modes {
+            turn.push((name, runs.outcome(TURN).await?));
         }
         if round > 0 {
             turn.into_iter().for_each(|(name, measured)| report.add(name, measured));
         }
     }
     drop(engine);
-    for (_, cluster, _) in clusters {
-        cluster.end().await?;
-    }
+    cluster.end().await?;
     database.end().await?;
     let rates = report.rows().map(|(name, measured)| (name.to_owned(), measured.rate()));
     let title = format!("Runs of `true` in a second on {cores} processors (logarithmic)");

@@ -5,37 +5,29 @@
 // A measurement that cannot continue has failed.
 #![allow(clippy::unwrap_used)]
 
+mod subjects;
+
 use std::{
     collections::BTreeMap,
-    fs::{self, File, Permissions},
-    os::unix::{
-        fs::{PermissionsExt, chown},
-        process::CommandExt,
-    },
+    fs::{self, Permissions},
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::Command,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use codelia_backends::{
-    Backend, Capabilities, CgroupParent, ContainerOptions, Stdio, ToolOptions, bwrap, container, find_init,
-    nsjail,
-};
-use codelia_policy::{HostInfo, Ids, Limits, LimitsRequest, Plan, PlanTarget, Policy, RunSpec};
-use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
+use codelia_backends::{Backend, Capabilities, ContainerOptions, container, find_init};
+use codelia_policy::{HostInfo, Plan};
+use codelia_types::NetworkMode;
+use subjects::{PROGRAM, Session, command, namespace_backends, nsjail_program, null_stdio};
 
 const ROUNDS: usize = 200;
 /// A container takes a hundred times as long, so it is measured every tenth round.
 const CONTAINER_INTERVAL: usize = 10;
-const IDS: Ids = Ids { uid: 399_000, gid: 399_000 };
-const PROGRAM: &str = "/usr/bin/true";
 
 // The namespaces and mounts of the default plan, as arguments of the raw tools. The files of `/etc`
 // are added at run time.
-const RAW_BWRAP: &str = "--unshare-all --die-with-parent --as-pid-1 --cap-drop ALL --clearenv \
-    --hostname codelia --uid 1000 --gid 1000 --ro-bind /usr /usr --symlink usr/bin /bin \
-    --symlink usr/lib /lib --symlink usr/lib64 /lib64 --proc /proc --dev /dev --tmpfs /dev/shm \
-    --tmpfs /tmp --tmpfs /var/tmp --tmpfs /run";
 const RAW_NSJAIL: &str = "--really_quiet --mode o --user 1000 --group 1000 --hostname codelia \
     --disable_rlimits --bindmount_ro /usr --symlink usr/bin:/bin --symlink usr/lib:/lib \
     --symlink usr/lib64:/lib64 --bindmount_ro /dev/null --tmpfsmount /tmp --tmpfsmount /var/tmp \
@@ -64,9 +56,9 @@ impl RawTool {
 
 /// A mode and its raw tool, with their measurements.
 struct Comparison {
-    raw_name: &'static str,
-    raw_tool: RawTool,
-    backend: Box<dyn Backend>,
+    /// `None` if another one measures the same tool.
+    raw_tool: Option<(&'static str, RawTool)>,
+    backend: Arc<dyn Backend>,
     /// Measure in every n-th round.
     interval: usize,
     raw: Vec<Duration>,
@@ -78,15 +70,15 @@ struct Comparison {
 }
 
 impl Comparison {
-    fn new(raw_name: &'static str, raw_tool: RawTool, backend: Box<dyn Backend>, interval: usize) -> Self {
+    fn new(raw_tool: Option<(&'static str, RawTool)>, backend: Arc<dyn Backend>, interval: usize) -> Self {
         let (raw, cold, prepared, whole, proxy) = Default::default();
-        Self { raw_name, raw_tool, backend, interval, raw, cold, prepared, whole, proxy }
+        Self { raw_tool, backend, interval, raw, cold, prepared, whole, proxy }
     }
 
     /// Measures the raw tool, then the backend: from the plan to the command's `execve`, cold and
     /// prepared, and the whole run with its receipt.
     async fn measure(&mut self, plan: &Plan) {
-        self.raw.push(self.raw_tool.run());
+        self.raw.extend(self.raw_tool.as_ref().map(|(_, tool)| tool.run()));
         let start = Instant::now();
         let prepared = self.backend.prepare(plan).await.unwrap();
         let launched = prepared.launch(&command(), null_stdio()).await.unwrap();
@@ -112,7 +104,9 @@ impl Comparison {
 
     fn print(self) {
         let mode = self.backend.mode();
-        print(self.raw_name, self.raw);
+        if let Some((name, _)) = self.raw_tool {
+            print(name, self.raw);
+        }
         print(&format!("{mode}, cold setup"), self.cold);
         if !self.proxy.is_empty() {
             print(&format!("{mode}, cold setup with proxy"), self.proxy);
@@ -120,32 +114,6 @@ impl Comparison {
         print(&format!("{mode}, prepared setup"), self.prepared);
         print(&format!("{mode}, whole run with receipt"), self.whole);
     }
-}
-
-fn plan(mode: Mode, network: NetworkMode, session: &Path, host: &HostInfo) -> Plan {
-    let spec = RunSpec {
-        command: command(),
-        mode,
-        network: Some(network),
-        limits: Limits { cpu_millicores: 2000, ..Limits::default() },
-        requested_limits: LimitsRequest::default(),
-        policy: Policy::default(),
-        ends_with_caller: false,
-        tool: None,
-        transaction: None,
-    };
-    let target =
-        PlanTarget { sandbox: RunId::generate(), session: SessionId::generate(), root: session.to_owned() };
-    Plan::isolated(target, &spec, host, IDS).unwrap()
-}
-
-fn command() -> CommandSpec {
-    CommandSpec::new([PROGRAM])
-}
-
-fn null_stdio() -> Stdio {
-    let null = || File::options().read(true).write(true).open("/dev/null").unwrap().into();
-    Stdio::Files { stdin: null(), stdout: null(), stderr: null() }
 }
 
 fn print(name: &str, mut times: Vec<Duration>) {
@@ -160,29 +128,8 @@ fn print(name: &str, mut times: Vec<Duration>) {
     );
 }
 
-fn create_session(directory: &Path) -> PathBuf {
-    fs::set_permissions(directory, Permissions::from_mode(0o711)).unwrap();
-    let session = directory.join("session");
-    fs::create_dir(&session).unwrap();
-    chown(&session, Some(IDS.uid), Some(IDS.gid)).unwrap();
-    session
-}
-
-fn tool_options(program: &Path) -> ToolOptions {
-    ToolOptions {
-        init: find_init().unwrap(),
-        program: program.to_owned(),
-        cgroup_parent: CgroupParent::default(),
-        sandbox_uids: None,
-        engine_sockets: Vec::new(),
-        watch_limits: false,
-    }
-}
-
 /// All modes with their raw tools. `etc` are the files of `/etc` that sandboxes see.
-fn comparisons(directory: &Path, session: &Path, etc: &[PathBuf]) -> [Comparison; 3] {
-    let bwrap_program = PathBuf::from("bwrap");
-    let nsjail_program = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
+fn comparisons(directory: &Path, session: &Session, etc: &[PathBuf]) -> [Comparison; 4] {
     let socket = std::env::var_os("CODELIA_TEST_ENGINE").map_or("/var/run/docker.sock".into(), PathBuf::from);
     let options = ContainerOptions {
         init: find_init().unwrap(),
@@ -193,48 +140,37 @@ fn comparisons(directory: &Path, session: &Path, etc: &[PathBuf]) -> [Comparison
         control_dir: directory.join("containers"),
         worker: "benchmark".to_owned(),
     };
-    let bwrap_backend = Box::new(bwrap(tool_options(&bwrap_program)).unwrap());
-    let nsjail_backend = Box::new(nsjail(tool_options(&nsjail_program)).unwrap());
-    let container_backend = Box::new(container(options).unwrap());
-
-    let each = |argument: &dyn Fn(&str) -> String| -> String {
-        etc.iter().map(|path| argument(path.to_str().unwrap())).collect()
-    };
-    let (session, socket) = (session.display(), socket.display());
-    let raw_bwrap = RawTool {
-        program: bwrap_program,
-        arguments: format!(
-            "{RAW_BWRAP} {} --bind {session} /workspace {PROGRAM}",
-            each(&|path| format!("--ro-bind {path} {path} "))
-        ),
-        uid: IDS.uid,
-    };
+    let [bwrap, nsjail, native] = namespace_backends();
+    let container = Arc::new(container(options).unwrap());
+    let (workspace, socket) = (session.directory.display(), socket.display());
+    let raw_bwrap =
+        RawTool { program: "bwrap".into(), arguments: session.raw_bwrap(etc), uid: session.ids.uid };
+    let etc: String = etc.iter().map(|path| format!("--bindmount_ro {} ", path.display())).collect();
     let raw_nsjail = RawTool {
-        program: nsjail_program,
-        arguments: format!(
-            "{RAW_NSJAIL} {} --bindmount {session}:/workspace -- {PROGRAM}",
-            each(&|path| format!("--bindmount_ro {path} "))
-        ),
-        uid: IDS.uid,
+        program: nsjail_program(),
+        arguments: format!("{RAW_NSJAIL} {etc} --bindmount {workspace}:/workspace -- {PROGRAM}"),
+        uid: session.ids.uid,
     };
     let raw_container = RawTool {
         program: PathBuf::from("docker"),
         arguments: format!(
-            "--host unix://{socket} {RAW_CONTAINER} --volume={session}:/workspace codelia-base {PROGRAM}"
+            "--host unix://{socket} {RAW_CONTAINER} --volume={workspace}:/workspace codelia-base {PROGRAM}"
         ),
         uid: 0,
     };
     [
-        Comparison::new("raw bwrap … true", raw_bwrap, bwrap_backend, 1),
-        Comparison::new("raw nsjail … true", raw_nsjail, nsjail_backend, 1),
-        Comparison::new("docker run … true", raw_container, container_backend, CONTAINER_INTERVAL),
+        Comparison::new(Some(("raw bwrap … true", raw_bwrap)), bwrap, 1),
+        Comparison::new(None, native, 1),
+        Comparison::new(Some(("raw nsjail … true", raw_nsjail)), nsjail, 1),
+        Comparison::new(Some(("docker run … true", raw_container)), container, CONTAINER_INTERVAL),
     ]
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let directory = tempfile::tempdir().unwrap();
-    let session = create_session(directory.path());
+    fs::set_permissions(directory.path(), Permissions::from_mode(0o711)).unwrap();
+    let session = Session::create(directory.path(), 0);
     let runtime = codelia_backends::host_runtime();
     let mut usable = Vec::new();
     let mut enforceable = None;
@@ -253,13 +189,15 @@ async fn main() {
         for comparison in &mut usable {
             if round % comparison.interval == 0 {
                 let mode = comparison.backend.mode();
-                comparison.measure(&plan(mode, NetworkMode::None, &session, &host)).await;
+                comparison.measure(&session.plan(mode, NetworkMode::None, &host)).await;
                 if host.enforceable.egress {
-                    let plan = plan(mode, NetworkMode::Proxy, &session, &host);
-                    comparison.measure_proxy(&plan).await;
+                    comparison.measure_proxy(&session.plan(mode, NetworkMode::Proxy, &host)).await;
                 }
             }
         }
     }
-    usable.into_iter().for_each(Comparison::print);
+    for comparison in usable {
+        comparison.backend.shutdown();
+        comparison.print();
+    }
 }

@@ -165,11 +165,7 @@ fn cgroup_kills_fork_bomb_and_is_removed() {
     let Ok(mut group) = Group::create(&hierarchy(), "kill", LIMITS) else {
         return skip("cgroup", "control groups cannot be created here");
     };
-    let enter = group.directories().map(|dir| format!("echo $$ > {}/cgroup.procs", dir.display()));
-    let enter = enter.collect::<Vec<_>>().join(" && ");
-    let bomb = format!("{enter} && echo in; while :; do (setsid sleep 1000 &) ; done 2>/dev/null");
-    let mut shell = Command::new("sh").args(["-c", &bomb]).stdout(Stdio::piped()).spawn().unwrap();
-    std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
+    let mut shell = start_in(&group, "while :; do (setsid sleep 1000 &) ; done 2>/dev/null");
     assert!(!group.processes().unwrap().is_empty());
     assert!(group.remove().is_err(), "the control: a group with processes cannot be removed");
     let mut tries = 0;
@@ -181,6 +177,109 @@ fn cgroup_kills_fork_bomb_and_is_removed() {
     }
     assert!(!shell.wait().unwrap().success());
     assert_eq!(group.directories().count(), 0);
+}
+
+fn has_cgroup_v1() -> bool {
+    let has = Path::new(V2_ROOT).join("cpu/cgroup.procs").exists();
+    available("cgroup1", (!has).then_some("this host does not use cgroup v1"))
+}
+
+/// Starts a script in all directories of a group, and waits until it says that it is there.
+fn start_in(group: &Group, script: &str) -> std::process::Child {
+    let enter = group.directories().map(|dir| format!("echo $$ > {}/cgroup.procs", dir.display()));
+    let script = format!("{} && echo in; {script}", enter.collect::<Vec<_>>().join(" && "));
+    let mut shell = Command::new("sh").args(["-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
+    shell
+}
+
+/// Uses processor time and 20 MB of memory.
+const BUSY: &str = "i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done
+    head -c 20000000 /dev/zero | tail -c 20000000 > /dev/null; exit 3";
+
+/// The directory of a group that has this file.
+fn dir_with(group: &Group, file: &str) -> PathBuf {
+    group.directories().find(|dir| dir.join(file).exists()).unwrap().clone()
+}
+
+fn read_number(path: PathBuf) -> u64 {
+    fs::read_to_string(path).unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn reused_cgroup_is_like_a_new_one() {
+    if !has_cgroup_v1() {
+        return;
+    }
+    let hierarchy = hierarchy();
+    let mut first = Group::create(&hierarchy, "first", LIMITS).unwrap();
+    let cpu = dir_with(&first, "cpu.shares");
+    let mut busy = start_in(&first, BUSY);
+    assert_eq!(busy.wait().unwrap().code(), Some(3));
+    first.lower_priority().unwrap();
+    let used = first.usage().unwrap();
+    assert!(!used.cpu_time.unwrap().is_zero() && used.peak_memory_bytes.unwrap() > 20_000_000, "{used:?}");
+    assert_eq!(read_number(cpu.join("cpu.shares")), 128, "the control: the weight was changed");
+    let reader = first.reader();
+    first.remove().unwrap();
+
+    let limits = Limits { memory_bytes: Some(32 << 20), pids: Some(5), cpu_millicores: Some(700) };
+    let mut second = Group::create(&hierarchy, "second", limits).unwrap();
+    assert_eq!(dir_with(&second, "cpu.shares"), cpu, "the control: it is used again");
+    let used = second.usage().unwrap();
+    assert!(used.cpu_time.unwrap().is_zero() && used.peak_memory_bytes.unwrap() < 1 << 20, "{used:?}");
+    assert_eq!((used.oom_kills, used.pids_refused, used.peak_pids.unwrap_or_default()), (0, 0, 0));
+    assert_eq!(read_number(cpu.join("cpu.shares")), 1024);
+    assert_eq!(read_number(cpu.join("cpu.cfs_quota_us")), 70_000);
+    assert_eq!(read_number(cpu.join("cpu.cfs_period_us")), 100_000);
+    assert_eq!(read_number(dir_with(&second, "pids.max").join("pids.max")), 5);
+    assert!(reader.read().is_err(), "who watched the first must not see the second");
+    second.remove().unwrap();
+    assert!(cpu.exists(), "the control: it waits for the next");
+    drop(hierarchy);
+    assert!(!cpu.exists());
+}
+
+/// A process that moved between groups, or a child group, which a command without isolation can make.
+#[test]
+fn cgroup_that_is_not_empty_is_not_reused() {
+    if !has_cgroup_v1() {
+        return;
+    }
+    let hierarchy = hierarchy();
+    let mut first = Group::create(&hierarchy, "first", LIMITS).unwrap();
+    let cpu = dir_with(&first, "cpu.shares");
+    let mut moved = script_in(&cpu, "echo in; exec sleep 1000").stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Read::read_exact(moved.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
+    assert!(first.remove().is_err());
+    let mut second = Group::create(&hierarchy, "second", LIMITS).unwrap();
+    assert_ne!(dir_with(&second, "cpu.shares"), cpu);
+    moved.kill().unwrap();
+    moved.wait().unwrap();
+    first.remove().unwrap();
+    assert!(!cpu.exists());
+
+    let (cpu, child) = (dir_with(&second, "cpu.shares"), dir_with(&second, "cpu.shares").join("child"));
+    fs::create_dir(&child).unwrap();
+    assert!(second.remove().is_err());
+    fs::remove_dir(child).unwrap();
+    second.remove().unwrap();
+    assert!(!cpu.exists());
+}
+
+/// A rate that needs its own period must not leave it to the next group.
+#[test]
+fn cgroup_with_own_period_is_not_reused() {
+    if !has_cgroup_v1() {
+        return;
+    }
+    let hierarchy = hierarchy();
+    let limits = Limits { cpu_millicores: Some(5), ..LIMITS };
+    let mut slow = Group::create(&hierarchy, "slow", limits).unwrap();
+    let cpu = dir_with(&slow, "cpu.shares");
+    assert_eq!(read_number(cpu.join("cpu.cfs_period_us")), 1_000_000);
+    slow.remove().unwrap();
+    assert!(!cpu.exists());
 }
 
 /// A process removes the groups of a dead owner and keeps those of live ones.

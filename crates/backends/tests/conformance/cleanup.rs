@@ -54,6 +54,13 @@ fn groups_of(session: &Session) -> BTreeSet<PathBuf> {
     theirs.filter_map(group_directory).collect()
 }
 
+/// Whether a group still exists. Those that the next sandbox uses again exist, but must be empty.
+fn is_left(group: &Path) -> bool {
+    let is_pooled = group.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pooled-"));
+    let processes = fs::read_to_string(group.join("cgroup.procs"));
+    processes.is_ok_and(|processes| !is_pooled || !processes.is_empty())
+}
+
 /// Parses a line `id:controllers:path` of cgroup v1 (one hierarchy per controller) or v2.
 fn group_directory(line: &str) -> Option<PathBuf> {
     let mut fields = line.splitn(3, ':').skip(1);
@@ -151,8 +158,9 @@ async fn discarded_sandbox_leaves_nothing(fixture: Fixture) {
     let groups = groups_of(&session);
     assert!(!groups.is_empty(), "the control: a live sandbox has groups");
     assert!(!processes_of(&session).is_empty(), "the control: a live sandbox has processes");
+    assert!(groups.iter().any(|dir| is_left(dir)), "the control: a live sandbox's groups are seen");
     assert!(prepared.discard().await.is_clean());
-    assert_eq!(groups.iter().filter(|dir| dir.exists()).collect::<Vec<_>>(), Vec::<&PathBuf>::new());
+    assert_eq!(groups.iter().filter(|dir| is_left(dir)).collect::<Vec<_>>(), Vec::<&PathBuf>::new());
     assert_eq!(processes_of(&session), BTreeMap::new());
     assert_eq!(directories_of(&session), Vec::<PathBuf>::new());
     assert_eq!(mounts(), before);
@@ -166,7 +174,7 @@ async fn dropped_sandbox_is_destroyed(fixture: Fixture) {
     let groups = groups_of(&session);
     drop(prepared);
     eventually("the prepared sandbox is gone", || {
-        !groups.iter().any(|dir| dir.exists()) && processes_of(&session).is_empty()
+        !groups.iter().any(|dir| is_left(dir)) && processes_of(&session).is_empty()
     })
     .await;
     let started = fixture.start(&session, "sleep 1000").await;

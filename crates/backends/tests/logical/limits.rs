@@ -1,5 +1,7 @@
 //! Limits that the kernel enforces.
 
+use std::path::{Path, PathBuf};
+
 use codelia_backends::{Backend, Error};
 use codelia_types::{Outcome, RunId};
 
@@ -7,9 +9,20 @@ use crate::harness::{Fixture, groups_of, has_groups};
 
 const MIB: u64 = 1024 * 1024;
 
+/// Finds the groups of a sandbox's processes in all hierarchies. Not all of them have its name.
+fn groups_of_processes(sandbox: RunId) -> Vec<PathBuf> {
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
+    let processes = read(groups_of(sandbox)[0].join("cgroup.procs"));
+    let groups = read(Path::new("/proc").join(processes.lines().next().unwrap()).join("cgroup"));
+    let paths = groups.lines().map(|line| line.splitn(3, ':').skip(1).collect::<Vec<_>>());
+    paths
+        .map(|line| Path::new("/sys/fs/cgroup").join(line[0]).join(line[1].trim_start_matches('/')))
+        .collect()
+}
+
 /// Reads the first of these files that exists in the sandbox's groups.
 fn read_limit(sandbox: RunId, names: &[&str]) -> String {
-    let groups = groups_of(sandbox);
+    let groups = groups_of_processes(sandbox);
     let mut paths = groups.iter().flat_map(|dir| names.iter().map(move |name| dir.join(name)));
     let path = paths.find(|path| path.exists()).unwrap_or_else(|| panic!("no {names:?} in {groups:?}"));
     std::fs::read_to_string(path).unwrap().trim().to_owned()

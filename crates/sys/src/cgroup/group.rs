@@ -1,12 +1,15 @@
 //! The cgroup of one sandbox: creating, limiting, joining, reading, killing and removing it.
 
-use std::{fs, io::ErrorKind, os::fd::OwnedFd, path::PathBuf, time::Duration};
+use std::{fs, io::ErrorKind, mem, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
 
 use rustix::{io::Errno, process::Pid};
 
 use super::{
-    Controller, GroupReader, Hierarchy, Version, group_dir::GroupDir, hierarchy::ParentGroup,
+    Controller, GroupReader, Hierarchy, Version,
+    group_dir::{GroupDir, has_own_period},
+    hierarchy::ParentGroup,
     orphans::owned_name,
+    pool::{Pool, pooled_name},
 };
 use crate::{Error, process};
 
@@ -47,7 +50,10 @@ pub struct Group {
     cpu: Option<GroupDir>,
     pub(super) cpuacct: Option<GroupDir>,
     pub(super) io: Option<GroupDir>,
-    /// Each directory once: controllers may share one.
+    /// Directories that go to the pool when the others are removed.
+    pooled: Vec<GroupDir>,
+    pool: Option<Arc<Pool>>,
+    /// The other directories, each once: controllers may share one.
     dirs: Vec<GroupDir>,
     /// Whether a container engine created it.
     is_external: bool,
@@ -109,6 +115,12 @@ impl Group {
             dir.limit_pids(max)?;
             self.pids = Some(dir);
         }
+        // A reader of an ended cgroup fails because the other directories are gone. A directory of the
+        // pool has an old quota, which this limit replaces.
+        let is_poolable = self.memory.is_some()
+            && self.pids.is_some()
+            && limits.cpu_millicores.is_some_and(|millis| !has_own_period(millis));
+        self.pool = is_poolable.then(|| hierarchy.pool.clone());
         if let Some(millis) = limits.cpu_millicores {
             let dir = self.add_dir(hierarchy, Controller::Cpu, name)?;
             dir.limit_cpu(millis)?;
@@ -126,18 +138,31 @@ impl Group {
         name: &str,
     ) -> Result<GroupDir, Error> {
         let parent = hierarchy.parent(controller)?;
-        let dir = GroupDir { path: parent.dir.join(name), version: parent.version };
-        if self.dirs.contains(&dir) {
+        if let Some(dir) = self.all_dirs().find(|dir| dir.path.parent() == Some(parent.dir.as_path())) {
+            return Ok(dir.clone());
+        }
+        let is_pooled =
+            parent.version == Version::V1 && matches!(controller, Controller::Cpu | Controller::Cpuacct);
+        let pool = self.pool.as_ref().filter(|_| is_pooled);
+        if let Some(dir) = pool.and_then(|pool| pool.take(&parent.dir)) {
+            self.pooled.push(dir.clone());
             return Ok(dir);
         }
+        let name = if pool.is_some() { pooled_name() } else { name.to_owned() };
+        let dir = GroupDir { path: parent.dir.join(name), version: parent.version };
         let mut created = fs::create_dir(&dir.path);
         if created.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
             parent.create(controller)?;
             created = fs::create_dir(&dir.path);
         }
         created.map_err(Error::io("create cgroup", &dir.path))?;
-        self.dirs.push(dir.clone());
+        let dirs = if pool.is_some() { &mut self.pooled } else { &mut self.dirs };
+        dirs.push(dir.clone());
         Ok(dir)
+    }
+
+    fn all_dirs(&self) -> impl Iterator<Item = &GroupDir> {
+        self.dirs.iter().chain(&self.pooled)
     }
 
     /// Adds a controller that only some cgroups use to an existing cgroup.
@@ -192,7 +217,7 @@ impl Group {
         if self.is_joined {
             return Ok(Vec::new());
         }
-        self.dirs.iter().map(GroupDir::open_for_joining).collect()
+        self.all_dirs().map(GroupDir::open_for_joining).collect()
     }
 
     /// Opens the directory in which a process can be started, where the cgroup is one of version 2
@@ -317,11 +342,27 @@ impl Group {
         Ok(())
     }
 
-    /// Removes the directories. May be called again to retry those that could not be removed.
+    /// Removes the directories, or keeps empty ones for the next cgroups. May be called again to retry
+    /// those that could not be removed.
     ///
     /// # Errors
     /// The first directory that could not be removed: `EBUSY` while a process is in it.
     pub fn remove(&mut self) -> Result<(), Error> {
+        self.remove_dirs()?;
+        for dir in mem::take(&mut self.pooled) {
+            if self.pool.as_ref().is_some_and(|pool| pool.keep(&dir)) {
+                // It may be another cgroup's already.
+                let is_other = |own: &GroupDir| *own != dir;
+                self.cpu = self.cpu.take().filter(is_other);
+                self.cpuacct = self.cpuacct.take().filter(is_other);
+            } else {
+                self.dirs.push(dir);
+            }
+        }
+        self.remove_dirs()
+    }
+
+    fn remove_dirs(&mut self) -> Result<(), Error> {
         let mut first = Ok(());
         self.dirs.retain(|dir| match fs::remove_dir(&dir.path) {
             Ok(()) => false,
@@ -338,7 +379,7 @@ impl Group {
 
     /// The directories that are not removed.
     pub fn directories(&self) -> impl Iterator<Item = &PathBuf> {
-        self.dirs.iter().map(|dir| &dir.path)
+        self.all_dirs().map(|dir| &dir.path)
     }
 }
 

@@ -19,7 +19,7 @@ const MIN_QUOTA_MICROS: u64 = 1000;
 const DEFAULT_PERIOD_MICROS: u64 = 100_000;
 
 /// The kernel's default CPU weight, in version 1 and 2.
-const DEFAULT_SHARES: u64 = 1024;
+pub(super) const DEFAULT_SHARES: u64 = 1024;
 const DEFAULT_WEIGHT: u64 = 100;
 
 /// In version 1, the buffers of sockets get this part of the memory limit, in addition to it.
@@ -235,6 +235,11 @@ impl GroupDir {
     fn malformed(&self, name: &str) -> Error {
         Error::new("parse", self.path.join(name), Errno::INVAL)
     }
+}
+
+/// Whether a CPU rate needs another quota period than the default one.
+pub(super) fn has_own_period(millis: u64) -> bool {
+    cpu_quota(millis).1 != DEFAULT_PERIOD_MICROS
 }
 
 /// Quota and period in microseconds. Uses a longer period where the default one would make the

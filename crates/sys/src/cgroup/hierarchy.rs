@@ -4,11 +4,12 @@ use std::{
     fs,
     io::ErrorKind,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use rustix::{io::Errno, process::Pid};
 
-use super::{Controller, Version, delegation, group_dir::GroupDir, orphans::owned_name};
+use super::{Controller, Version, delegation, group_dir::GroupDir, orphans::owned_name, pool::Pool};
 use crate::Error;
 
 /// The name of the cgroup that holds all sandboxes of a process.
@@ -24,6 +25,8 @@ pub struct Hierarchy {
     cpuacct: Result<ParentGroup, Error>,
     io: Result<ParentGroup, Error>,
     cpuset: Result<ParentGroup, Error>,
+    /// Directories of ended cgroups for the next ones.
+    pub(super) pool: Arc<Pool>,
 }
 
 /// The parent of all sandbox cgroups of this process in one hierarchy. Created with the first of
@@ -96,6 +99,7 @@ impl Hierarchy {
             cpuacct: parent(Controller::Cpuacct),
             io: parent(Controller::Io),
             cpuset: parent(Controller::Cpuset),
+            pool: Arc::default(),
         }
     }
 
@@ -112,9 +116,10 @@ impl Hierarchy {
         .map_err(Clone::clone)
     }
 
-    /// Removes the parents that this process created. One that another `Hierarchy` of this process
-    /// uses is not empty and stays, or is created again.
+    /// Removes the parents that this process created, with the cgroups that wait in them. One that
+    /// another `Hierarchy` of this process uses is not empty and stays, or is created again.
     pub fn remove_parents(&self) {
+        self.pool.close();
         for controller in Controller::ALL {
             if let Ok(parent) = self.parent(controller)
                 && parent

@@ -10,6 +10,7 @@ mod group;
 mod group_dir;
 mod hierarchy;
 mod orphans;
+mod pool;
 mod reader;
 
 use std::os::fd::AsFd;
