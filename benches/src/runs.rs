@@ -5,12 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use codelia_proto::{
     duration_to_proto,
     v1::{CreateSessionRequest, Limits, SandboxMode, StartRunRequest, outcome::Kind},
 };
-use codelia_tests::{Client, Cluster, Exec, command, shell};
+use codelia_tests::{Client, Cluster, Exec, Transcript, command, shell};
 use codelia_types::{Mode, SessionId};
 use futures::{StreamExt, TryStreamExt, stream};
 
@@ -64,7 +64,7 @@ impl Runs {
     /// Measures from the call to the first byte of output.
     pub(crate) async fn first_byte(&self, time: Duration) -> Result<Measured> {
         Measured::of(self.sessions.len(), time, async |lane| {
-            let (latency, _) = first_byte(&self.client, &self.sessions[lane]).await?;
+            let (latency, _) = first_byte(&self.client, echo(&self.sessions[lane])).await?;
             Ok(latency)
         })
         .await
@@ -75,7 +75,8 @@ impl Runs {
         let prepared = AtomicU64::new(0);
         let measured = Measured::of(self.sessions.len(), time, async |lane| {
             tokio::time::sleep(pause).await;
-            let (latency, was_prepared) = first_byte(&self.client, &self.sessions[lane]).await?;
+            let (latency, seen) = first_byte(&self.client, echo(&self.sessions[lane])).await?;
+            let was_prepared = seen.started.is_some_and(|started| started.prepared);
             prepared.fetch_add(u64::from(was_prepared), Ordering::Relaxed);
             Ok(latency)
         })
@@ -83,13 +84,14 @@ impl Runs {
         Ok((measured, prepared.into_inner()))
     }
 
-    /// Measures from creating a session to the first byte of its first run.
+    /// Measures from the call that creates a session to the first byte of its first run.
     pub(crate) async fn first_byte_in_new_session(client: &Client, mode: Mode) -> Result<Duration> {
-        let begin = Instant::now();
-        let session = create_session(client, mode).await?;
-        first_byte(client, &session).await?;
-        let latency = begin.elapsed();
-        client.close(&session).await?;
+        let new_session =
+            CreateSessionRequest { mode: SandboxMode::from(mode).into(), ..CreateSessionRequest::default() };
+        let request = StartRunRequest { new_session: Some(new_session), ..echo("") };
+        let (latency, seen) = first_byte(client, request).await?;
+        let (session, _) = seen.run().name.split_once("/runs/").context("the name of a run")?;
+        client.close(session).await?;
         Ok(latency)
     }
 
@@ -140,12 +142,15 @@ pub(crate) async fn create_session(client: &Client, mode: Mode) -> Result<String
     Ok(client.create(request).await?.name)
 }
 
-/// Measures from the call to the first byte. Returns too whether the run got a prepared sandbox.
-async fn first_byte(client: &Client, session: &str) -> Result<(Duration, bool)> {
+fn echo(session: &str) -> StartRunRequest {
+    command(session, &["echo", "x"])
+}
+
+/// Measures from the call to the first byte. Returns everything that the run sent, too.
+async fn first_byte(client: &Client, request: StartRunRequest) -> Result<(Duration, Transcript)> {
     let begin = Instant::now();
-    let mut exec = Exec::start(client, command(session, &["echo", "x"])).await?;
+    let mut exec = Exec::start(client, request).await?;
     exec.until("output", |seen| !seen.stdout.is_empty()).await?;
     let latency = begin.elapsed();
-    let seen = exec.finish().await?;
-    Ok((latency, seen.started.is_some_and(|started| started.prepared)))
+    Ok((latency, exec.finish().await?))
 }

@@ -47,6 +47,61 @@ async fn same_key_returns_first_run() -> Result<()> {
 }
 
 #[tokio::test]
+async fn same_key_creates_one_session_for_its_run() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let new_session = Some(CreateSessionRequest { labels: labels("x"), ..Default::default() });
+    let request = StartRunRequest { new_session, ..once("", "echo hello", "k") };
+    let runs = try_join_all((0..4).map(|_| client.start(request.clone()))).await?;
+    assert!(runs.iter().all(|run| run.run_id == runs[0].run_id));
+    assert_eq!(client.watch_to_end(&runs[0].name, 0).await?.stdout_text(), "hello\n");
+    assert_eq!(client.start(request.clone()).await?.run_id, runs[0].run_id);
+    assert_eq!(cluster.database.number("SELECT count(*) FROM sessions").await?, 1);
+
+    let exec = StartRunRequest { idempotency_key: "exec".into(), ..request.clone() };
+    for _ in 0..2 {
+        let seen = Exec::start(&client, exec.clone()).await?.finish().await?;
+        assert_eq!(seen.stdout_text(), "hello\n");
+    }
+    assert_eq!(cluster.database.number("SELECT count(*) FROM sessions").await?, 2);
+
+    let new_session = Some(CreateSessionRequest { labels: labels("y"), ..Default::default() });
+    let other = StartRunRequest { new_session, ..request };
+    let refused = refusal(&client.start(other).await.expect_err("another session with the same key"));
+    assert_eq!((refused.code, refused.reason.as_str()), (Code::AlreadyExists, "IDEMPOTENCY_KEY_REUSED"));
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn refused_run_leaves_no_open_session() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let new = |request| StartRunRequest { new_session: Some(CreateSessionRequest::default()), ..request };
+    let open = "SELECT count(*) FROM sessions WHERE state = 'open'";
+    // The control: the session of a run that is not refused stays open.
+    client.start(new(shell("", "true"))).await?;
+    assert_eq!(cluster.database.number(open).await?, 1);
+
+    let both = client.start(new(shell("sessions/x", "true"))).await.expect_err("two sessions");
+    assert_eq!(refusal(&both).fields, ["parent"]);
+    let nothing = StartRunRequest { command: None, ..shell("", "true") };
+    let nothing = client.start(new(nothing)).await.expect_err("no command");
+    assert_eq!(refusal(&nothing).code, Code::InvalidArgument);
+    assert_eq!(cluster.database.number("SELECT count(*) FROM sessions").await?, 1, "none was created");
+
+    let tool = StartRunRequest { tool: "tools/nosuch".into(), ..shell("", "true") };
+    let tool = client.start(new(tool)).await.expect_err("an unknown tool");
+    assert_eq!(refusal(&tool).code, Code::NotFound);
+    assert_eq!(cluster.database.number("SELECT count(*) FROM sessions").await?, 2);
+    assert_eq!(cluster.database.number(open).await?, 1, "it was closed");
+    cluster.end().await
+}
+
+fn labels(value: &str) -> std::collections::HashMap<String, String> {
+    [("l".to_owned(), value.to_owned())].into()
+}
+
+#[tokio::test]
 async fn concurrent_starts_with_one_key_execute_once() -> Result<()> {
     let cluster =
         Cluster::start_with(ClusterOptions { apis: 2, workers: 2, ..ClusterOptions::default() }).await?;

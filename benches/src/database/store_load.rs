@@ -60,6 +60,7 @@ impl StoreLoad {
             id: SessionId::generate(),
             tenant: &self.tenant,
             key: KeyId::generate(),
+            key_version: None,
             alias: None,
             spec: &spec,
             labels: &BTreeMap::new(),

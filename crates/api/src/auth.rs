@@ -66,9 +66,13 @@ const WATCHES: [&str; 3] = [
     "/codelia.v1.ApprovalService/WatchApprovals",
     "/codelia.v1.AuditService/VerifyEvents",
 ];
-/// Calls that record a run. The statement that does so checks the key again, so a key that was valid a
-/// moment ago is not looked up first.
-const RECORDING: [&str; 2] = ["/codelia.v1.RunService/StartRun", "/codelia.v1.RunService/Exec"];
+/// Calls that record a run or a session. The statement that does so checks the key again, so a key that was
+/// valid a moment ago is not looked up first.
+const RECORDING: [&str; 3] = [
+    "/codelia.v1.RunService/StartRun",
+    "/codelia.v1.RunService/Exec",
+    "/codelia.v1.SessionService/CreateSession",
+];
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /// Generates the secret of a key and the hash that the store keeps.

@@ -34,6 +34,7 @@ use crate::{
     rules::Rules,
     run_stream::{self, EVENT_BUFFER, EventStreamer, ExecInput, ExecOpening, ExecStream, read_opening},
     session_lookup,
+    sessions::{CreatedSession, Sessions},
     status::ApiError,
     to_proto, validate,
 };
@@ -81,6 +82,9 @@ impl Runs {
         wire: v1::StartRunRequest,
         ends_with_caller: bool,
     ) -> Result<(Caller, RecordedRun), ApiError> {
+        if wire.new_session.is_some() {
+            return self.start_in_new_session(admitted, wire, ends_with_caller).await;
+        }
         if let Some(version) = admitted.unchecked_version() {
             let caller = &admitted.caller;
             let recorded = match self.parse(caller, wire.clone(), ends_with_caller).await {
@@ -98,6 +102,66 @@ impl Runs {
         let request = self.parse(&caller, wire, ends_with_caller).await?;
         let recorded = self.start(&caller, request).await?;
         Ok((caller, recorded))
+    }
+
+    /// Creates a session and records a run in it. The session is closed if the run is refused.
+    async fn start_in_new_session(
+        &self,
+        admitted: &AdmittedCaller,
+        wire: v1::StartRunRequest,
+        ends_with_caller: bool,
+    ) -> Result<(Caller, RecordedRun), ApiError> {
+        let unchecked = match admitted.unchecked_version() {
+            Some(version) => {
+                let caller = &admitted.caller;
+                Some(self.create_session(caller, wire.clone(), ends_with_caller, Some(version)).await)
+            }
+            None => None,
+        };
+        let (caller, (created, request)) = match unchecked {
+            Some(Ok(created)) => (admitted.caller.clone(), created),
+            // The session may have been created.
+            Some(Err(error)) if !error.is_refusal() => return Err(error),
+            Some(Err(_)) | None => {
+                let caller = admitted.check().await?;
+                let created = self.create_session(&caller, wire, ends_with_caller, None).await?;
+                (caller, created)
+            }
+        };
+        let recorded = self.start(&caller, request).await;
+        if created.is_new && recorded.as_ref().is_err_and(ApiError::is_refusal) {
+            self.sessions().close_refused(&caller, created.session.id).await;
+        }
+        Ok((caller, recorded?))
+    }
+
+    /// Parses the requests for a session and a run in it, and creates the session.
+    async fn create_session(
+        &self,
+        caller: &Caller,
+        mut wire: v1::StartRunRequest,
+        ends_with_caller: bool,
+        key_version: Option<KeyVersion>,
+    ) -> Result<(CreatedSession, RunRequest), ApiError> {
+        let (sessions, within) = (self.sessions(), |error: ApiError| error.within("new_session"));
+        let mut session =
+            sessions.parse(caller, wire.new_session.take().unwrap_or_default()).await.map_err(within)?;
+        if !wire.parent.is_empty() {
+            return Err(ApiError::invalid("parent", "must be empty with new_session; leave one of them out"));
+        }
+        // Any name, until the session has one.
+        wire.parent = format!("sessions/{}", SessionId::generate());
+        let mut request = self.parse(caller, wire, ends_with_caller).await?;
+        if session.idempotency_key.is_none() {
+            session.idempotency_key.clone_from(&request.idempotency_key);
+        }
+        let created = sessions.create(caller, session, key_version).await.map_err(within)?;
+        request.session = SessionRef::Id(created.session.id);
+        Ok((created, request))
+    }
+
+    fn sessions(&self) -> Sessions {
+        Sessions { context: self.context.clone() }
     }
 
     async fn start(&self, caller: &Caller, request: RunRequest) -> Result<RecordedRun, ApiError> {

@@ -8,8 +8,8 @@ use std::{
 use codelia_policy::{FlagSubject, NetworkPolicy, Policy};
 use codelia_proto::v1::{self, session_service_server::SessionService};
 use codelia_store::{
-    Caller, EventKind, NewSession, Session, SessionChange, SessionCreated, SessionFilter, SessionRef,
-    SessionState, WorkerCandidate,
+    Caller, EventKind, KeyVersion, NewSession, Session, SessionChange, SessionCreated, SessionFilter,
+    SessionRef, SessionState, WorkerCandidate,
 };
 use codelia_telemetry::task;
 use codelia_types::SessionId;
@@ -18,7 +18,8 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     admission::{SessionRequest, admit_policy, fingerprint},
-    audit, auth,
+    audit,
+    auth::{self, AdmittedCaller},
     context::Context,
     paging::Page,
     resource_name,
@@ -38,20 +39,78 @@ pub(crate) struct Sessions {
     pub(crate) context: Arc<Context>,
 }
 
+/// A session that was created by this request or an earlier one with the same idempotency key.
+#[derive(Debug)]
+pub(crate) struct CreatedSession {
+    pub(crate) session: Session,
+    pub(crate) is_new: bool,
+}
+
 impl Sessions {
-    async fn create(&self, caller: &Caller, wire: v1::CreateSessionRequest) -> Result<Session, ApiError> {
+    /// Parses a request.
+    pub(crate) async fn parse(
+        &self,
+        caller: &Caller,
+        wire: v1::CreateSessionRequest,
+    ) -> Result<SessionRequest, ApiError> {
         let is_large = validate::is_large_policy(wire.policy.as_ref());
         let parse = |rules: &Rules<'_>| SessionRequest::parse(wire, rules);
-        let request = self.context.with_policy(caller, is_large, parse).await?;
-        let created = self.admit(caller, request).await;
-        if let Err(error) = &created {
+        self.context.with_policy(caller, is_large, parse).await
+    }
+
+    /// Parses a request and creates the session. If the caller's key was not looked up, the statement that
+    /// creates the session checks it. Any refusal is only for the owner of a valid key, as for runs.
+    async fn create_admitted(
+        &self,
+        admitted: &AdmittedCaller,
+        wire: v1::CreateSessionRequest,
+    ) -> Result<Session, ApiError> {
+        if let Some(version) = admitted.unchecked_version() {
+            let caller = &admitted.caller;
+            let created = match self.parse(caller, wire.clone()).await {
+                Ok(request) => self.create(caller, request, Some(version)).await,
+                Err(error) => Err(error),
+            };
+            match created {
+                Ok(created) => return Ok(created.session),
+                Err(error) if !error.is_refusal() => return Err(error),
+                Err(_) => {}
+            }
+        }
+        let caller = admitted.check().await?;
+        let request = self.parse(&caller, wire).await?;
+        Ok(self.create(&caller, request, None).await?.session)
+    }
+
+    /// Creates a session. With a version of the key, the key was not looked up.
+    pub(crate) async fn create(
+        &self,
+        caller: &Caller,
+        request: SessionRequest,
+        key_version: Option<KeyVersion>,
+    ) -> Result<CreatedSession, ApiError> {
+        let created = self.admit(caller, request, key_version).await;
+        if let (Err(error), None) = (&created, key_version) {
             let store = &self.context.store;
             audit::record(store, caller, EventKind::SessionRefused, None, error).await;
         }
         created
     }
 
-    async fn admit(&self, caller: &Caller, request: SessionRequest) -> Result<Session, ApiError> {
+    /// Closes a session whose first run was refused.
+    pub(crate) async fn close_refused(&self, caller: &Caller, id: SessionId) {
+        let wire = v1::CloseSessionRequest { name: format!("sessions/{id}") };
+        if let Err(error) = self.close(caller, wire).await {
+            tracing::warn!(session = %id, %error, "cannot close the session of a refused run");
+        }
+    }
+
+    async fn admit(
+        &self,
+        caller: &Caller,
+        request: SessionRequest,
+        key_version: Option<KeyVersion>,
+    ) -> Result<CreatedSession, ApiError> {
         let Context { options, store, session_cache, session_quota, flags, .. } = &*self.context;
         let is_large = request.policy.is_large();
         let id = SessionId::generate();
@@ -74,6 +133,7 @@ impl Sessions {
             id,
             tenant: &caller.tenant,
             key: caller.key,
+            key_version,
             alias: request.alias.as_deref(),
             spec: &spec,
             labels: &request.labels,
@@ -91,10 +151,11 @@ impl Sessions {
                 }
                 flags.created(&spec);
                 session_cache.insert(&caller.tenant, id, spec);
-                Ok(self.offer(*session, candidates).await)
+                Ok(CreatedSession { session: self.offer(*session, candidates).await, is_new: true })
             }
-            Ok(SessionCreated::Existing(session)) => Ok(*session),
+            Ok(SessionCreated::Existing(session)) => Ok(CreatedSession { session: *session, is_new: false }),
             Ok(SessionCreated::KeyReused) => Err(ApiError::IdempotencyKeyReused),
+            Ok(SessionCreated::KeyChanged) => Err(ApiError::Unauthenticated),
             Ok(SessionCreated::ModeUnavailable) => {
                 flags.refused(spec.flags.mode.as_ref());
                 Err(ApiError::ModeUnavailable { mode: spec.mode })
@@ -196,7 +257,11 @@ impl Sessions {
         self.context.with_policy(caller, is_large, change).await
     }
 
-    async fn close(&self, caller: &Caller, wire: v1::CloseSessionRequest) -> Result<Session, ApiError> {
+    pub(crate) async fn close(
+        &self,
+        caller: &Caller,
+        wire: v1::CloseSessionRequest,
+    ) -> Result<Session, ApiError> {
         let name = resource_name::session("name", &wire.name)?;
         let store = &self.context.store;
         let Some(session) = store.session_close(&caller.tenant, &name).await? else {
@@ -293,8 +358,8 @@ impl SessionService for Sessions {
         &self,
         request: Request<v1::CreateSessionRequest>,
     ) -> Result<Response<v1::CreateSessionResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let session = self.create(&caller, request.into_inner()).await?;
+        let admitted = auth::admitted(request.extensions())?;
+        let session = self.create_admitted(&admitted, request.into_inner()).await?;
         Ok(Response::new(v1::CreateSessionResponse { session: Some(to_proto::session(session)) }))
     }
 

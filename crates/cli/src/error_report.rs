@@ -158,6 +158,7 @@ fn name_argument(message: &str, field: Option<&str>, file: Option<&RemoteFile>) 
         return message.to_owned();
     };
     let name = field.strip_prefix("start.").unwrap_or(field);
+    let name = name.strip_prefix("new_session.").unwrap_or(name);
     let flag = FLAGS.into_iter().find(|(flag_field, _)| *flag_field == name).map(|(_, flag)| flag);
     match (flag, file) {
         (Some(flag), _) => format!("{flag}: {problem}"),
@@ -193,7 +194,9 @@ mod tests {
 
     #[test]
     fn refused_limit_names_the_flag() {
-        for field in ["limits.memory_bytes", "start.limits.memory_bytes"] {
+        for field in
+            ["limits.memory_bytes", "start.limits.memory_bytes", "start.new_session.limits.memory_bytes"]
+        {
             let message = format!("{field}: maximum is 2 GiB");
             let refused = status(Code::InvalidArgument, "INVALID_FIELD", &message, Some(field));
             assert_eq!(text(refused), format!("--memory: maximum is 2 GiB (INVALID_FIELD, field {field})"));

@@ -49,7 +49,7 @@ pub(crate) enum Followed {
 
 /// State of the run, updated by [`ExecStream::follow`].
 #[derive(Debug, Default)]
-struct Progress {
+pub(crate) struct Progress {
     /// Resource name, once the run is recorded.
     name: OnceLock<String>,
     started: AtomicBool,
@@ -74,6 +74,11 @@ impl ExecStream {
         let events = client.runs().exec(ReceiverStream::new(queue)).await?.into_inner();
         let (progress, detached, forwarders) = Default::default();
         Ok(Self { events, requests, progress, owns_run, detached, forwarders })
+    }
+
+    /// The state of the run, also after the call.
+    pub(crate) fn progress(&self) -> Arc<Progress> {
+        self.progress.clone()
     }
 
     /// Forwards our stdin to the command.
@@ -194,6 +199,12 @@ impl Progress {
         if let Some(run) = run {
             self.name.get_or_init(|| run.name);
         }
+    }
+
+    /// Resource name of the run's session, once the run is recorded.
+    pub(crate) fn session(&self) -> Option<String> {
+        let (session, _) = self.name.get()?.split_once("/runs/")?;
+        Some(session.to_owned())
     }
 }
 

@@ -13,6 +13,7 @@ mod audit;
 mod error;
 mod event;
 mod flag;
+mod group;
 mod key;
 mod lease;
 mod lease_connection;
@@ -38,9 +39,10 @@ mod worker;
 use std::sync::Arc;
 
 use audit::AuditLog;
+use group::{Group, Writer};
 use objects::Objects;
 use pools::Pools;
-use run::KnownSettings;
+use run::{CommitCall, InsertCall, KnownSettings};
 
 pub use alert::Alert;
 pub use approval::{
@@ -138,6 +140,8 @@ pub struct Store {
     /// `None` if all output is in the database.
     objects: Option<Arc<Objects>>,
     audit: Arc<AuditLog>,
+    inserts: Arc<Group<InsertCall>>,
+    commits: Arc<Group<CommitCall>>,
 }
 
 impl Store {
@@ -148,7 +152,13 @@ impl Store {
     pub async fn connect(options: Options) -> Result<Self, Error> {
         let pools = Pools::connect(options).await?;
         let audit = Arc::new(AuditLog::unsigned());
-        Ok(Self { pools, known_settings: Arc::default(), objects: None, audit })
+        let (inserts, commits) = (Arc::default(), Arc::default());
+        Ok(Self { pools, known_settings: Arc::default(), objects: None, audit, inserts, commits })
+    }
+
+    /// What a statement for several runs is executed with.
+    fn group_writer(&self) -> Writer {
+        Writer { pool: self.pools.runs.clone(), audit: self.audit.clone() }
     }
 
     /// Checks that the database answers.

@@ -87,6 +87,7 @@ pub(super) async fn with_policy(
         id,
         tenant: &"a".parse()?,
         key: KeyId::generate(),
+        key_version: None,
         alias: None,
         spec: &spec,
         labels: &BTreeMap::new(),

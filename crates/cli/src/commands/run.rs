@@ -4,6 +4,7 @@
 use std::{
     io::{self, IsTerminal},
     process::ExitCode,
+    sync::OnceLock,
     time::Duration,
 };
 
@@ -70,22 +71,27 @@ pub(crate) async fn run(
     let request = start_request(args, stdin)?;
     let signals = Signals::catch()?;
     let give_up = CancellationToken::new();
-    let session = session_for(client, args).await?;
-    let request = StartRunRequest { parent: session.clone(), ..request };
+    let request = in_session(client, args, request).await?;
     let input = Input { stdin, keys: options.tty.then(|| detach_keys(config, &options.terminal)) };
     let mut streams = Streams::open(output)?;
+    let progress = OnceLock::new();
     let execute = async {
         let mut stream = ExecStream::open(client, exec_request::Kind::Start(request)).await?;
         stream.forward_signals(signals, client.clone(), give_up.clone());
+        progress.set(stream.progress()).ok();
         follow(client, &mut stream, &mut streams, input).await
     };
     let followed = tokio::select! {
         followed = execute => followed,
         () = give_up.cancelled() => Err(Interrupted.into()),
     };
-    // A run that continues needs its session.
-    if !matches!(followed, Ok(Followed::Detached(_))) {
-        close_temporary_session(client, args, &session).await;
+    // A run that continues needs its session. One that was not recorded has none that is known: the server
+    // closes the session of a refused run, and any other ends when it is idle.
+    if !matches!(followed, Ok(Followed::Detached(_)))
+        && args.session.is_none()
+        && let Some(session) = progress.get().and_then(|progress| progress.session())
+    {
+        close_temporary_session(client, &session).await;
     }
     finish(followed, streams, output)
 }
@@ -196,7 +202,7 @@ async fn start_detached(client: &Client, args: &args::Run, output: Output) -> Re
         ));
     }
     let request = start_request(args, options.interactive || options.tty)?;
-    let request = StartRunRequest { parent: session_for(client, args).await?, ..request };
+    let request = in_session(client, args, request).await?;
     let started = client.runs().start_run(request).await?;
     let run = started.into_inner().run.context("the server sent no run")?;
     output.print(&record::run(&run), &run.run_id)?;
@@ -219,16 +225,16 @@ fn stdin_has_data() -> io::Result<bool> {
     }
 }
 
-/// Returns the resource name of the session to run in. Creates one if none was given.
-async fn session_for(client: &Client, args: &args::Run) -> Result<String> {
+/// The request with the session to run in. If none was given, the server creates one for the run.
+async fn in_session(client: &Client, args: &args::Run, request: StartRunRequest) -> Result<StartRunRequest> {
     if let Some(session) = &args.session {
-        return resolve::session(client, session).await;
+        return Ok(StartRunRequest { parent: resolve::session(client, session).await?, ..request });
     }
     let sandbox = &args.options.sandbox;
     let lifetime = sandbox.timeout.unwrap_or(DEFAULT_TIMEOUT) + SESSION_SLACK;
     let queue_timeout = args.options.queue_timeout.unwrap_or_default();
     let lifetime = lifetime.saturating_add(queue_timeout).min(MAX_SESSION_TTL);
-    let request = CreateSessionRequest {
+    let session = CreateSessionRequest {
         mode: mode(sandbox),
         limits: Some(limits(sandbox)),
         network: network(sandbox),
@@ -240,15 +246,11 @@ async fn session_for(client: &Client, args: &args::Run) -> Result<String> {
         project: args.project.clone().unwrap_or_default(),
         ..Default::default()
     };
-    let created = client.sessions().create_session(request).await?.into_inner();
-    Ok(created.session.context("the server sent no session")?.name)
+    Ok(StartRunRequest { new_session: Some(session), ..request })
 }
 
 /// Closes the session that was created for this run. A failure does not change the run's result.
-async fn close_temporary_session(client: &Client, args: &args::Run, session: &str) {
-    if args.session.is_some() {
-        return;
-    }
+async fn close_temporary_session(client: &Client, session: &str) {
     let request = CloseSessionRequest { name: session.to_owned() };
     if let Err(error) = client.sessions().close_session(request).await {
         let problem = error.message();
@@ -280,6 +282,7 @@ fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
         tool: args.options.tool.clone().unwrap_or_default(),
         transaction: transaction(&args.options).into(),
         hold_timeout: args.options.hold_timeout.map(duration_to_proto),
+        new_session: None,
     })
 }
 

@@ -63,7 +63,7 @@ pub(crate) struct EventColumns {
 }
 
 impl EventColumns {
-    fn push(&mut self, SignedEvent { event, mac }: SignedEvent) {
+    pub(crate) fn push(&mut self, SignedEvent { event, mac }: SignedEvent) {
         self.ids.push(event.id);
         self.times.push(event.at);
         self.kinds.push(event.kind);
@@ -90,13 +90,18 @@ impl AuditLog {
         SignedEvent { event, mac }
     }
 
+    /// No events yet.
+    pub(crate) fn columns(&self) -> EventColumns {
+        EventColumns { writer: self.writer, ..EventColumns::default() }
+    }
+
     /// Events about one subject.
     pub(crate) fn events<'a>(
         &self,
         subject: &EventSubject,
         bodies: impl IntoIterator<Item = &'a EventBody>,
     ) -> EventColumns {
-        let mut events = EventColumns { writer: self.writer, ..EventColumns::default() };
+        let mut events = self.columns();
         bodies.into_iter().for_each(|body| events.push(self.event(subject, body)));
         events
     }

@@ -49,8 +49,7 @@ impl AuditLog {
 
     /// The events of runs that end.
     pub(crate) fn run_ends<'a>(&self, ends: impl IntoIterator<Item = RunEnd<'a>>) -> RunEnds {
-        let events = EventColumns { writer: self.writer, ..EventColumns::default() };
-        let mut all = RunEnds { runs: Vec::new(), events };
+        let mut all = RunEnds { runs: Vec::new(), events: self.columns() };
         for end in ends {
             all.runs.push(end.run.id.0);
             all.events.push(self.run_end(end));

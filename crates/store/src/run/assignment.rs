@@ -12,11 +12,13 @@ use sqlx::{postgres::types::PgInterval, types::Json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::list;
+use super::{commit_group::CommitCall, list};
 use crate::{
     Error, EventBody, EventSubject, OutputChunk, SealedEnv, Store,
     audit::{EventColumns, RunEnd, SignedEvent, run_end},
-    event, row,
+    event,
+    group::Turn,
+    row,
 };
 
 /// Queued runs of one session that a worker reads at once.
@@ -200,16 +202,28 @@ impl Store {
         lease: &LeaseToken,
         commit: &RunCommit,
     ) -> Result<EndedRun, Error> {
+        let mut turn = Turn::Own;
+        if CommitCall::takes(commit, self.objects.as_deref()) {
+            let call = || CommitCall::new(run, lease, commit);
+            turn = self.commits.turn(|| self.group_writer(), call).await?;
+        }
+        match turn {
+            Turn::Answered(stored) => Ok(stored.with(&commit.result)),
+            Turn::Alone(_) | Turn::Own => self.run_commit_alone(run, lease, commit).await,
+        }
+    }
+
+    async fn run_commit_alone(
+        &self,
+        run: RunRef<'_>,
+        lease: &LeaseToken,
+        commit: &RunCommit,
+    ) -> Result<EndedRun, Error> {
         let result = &commit.result;
-        let exit_code = match result.outcome {
-            Outcome::Exited(code) => Some(code),
-            _ => None,
-        };
         let id = run.id;
         let columns = self.output_columns(id, lease, &commit.tail).await?;
         let audited = self.audit_events(run, lease, commit);
         let events = event::Columns::new(&commit.events, &audited);
-        let setup_micros = result.setup_time.map(|time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
         let violations = (result.violations.total > 0).then_some(Json(&result.violations));
         let committed = sqlx::query_file_as!(
             StoredEnd,
@@ -219,12 +233,12 @@ impl Store {
             lease.incarnation.0,
             lease.epoch.0,
             Json(&result.outcome) as _,
-            exit_code,
+            exit_code(result),
             Json(&result.usage) as _,
             Json(&result.receipt) as _,
             result.sandbox_root,
             commit.started_ago.map(row::interval) as _,
-            setup_micros,
+            setup_micros(result),
             result.prepared,
             &result.unenforced,
             result.output_bytes,
@@ -259,28 +273,14 @@ impl Store {
             Some(stored) => stored,
             None => self.run_committed_before(id, lease).await?.ok_or(Error::Fenced)?,
         };
-        Ok(EndedRun {
-            // With the precision at which the database stores it.
-            result: RunResult { setup_time: setup_micros.map(row::micros), ..result.clone() },
-            attempt: stored.attempt,
-            started_at: stored.started_at,
-            ended_at: stored.ended_at,
-            cancel_reason: stored.cancel_reason,
-        })
+        Ok(stored.with(result))
     }
 
     /// What the audit records: the events, and the end of the run.
     fn audit_events(&self, run: RunRef<'_>, lease: &LeaseToken, commit: &RunCommit) -> EventColumns {
-        let subject = EventSubject {
-            tenant: Some(run.tenant.clone()),
-            session: Some(run.session),
-            run: Some(run.id),
-            key: None,
-            worker: Some(lease.worker.clone()),
-        };
         let RunResult { outcome, violations, changes, .. } = &commit.result;
         let end = run_end(outcome, commit.started_ago, violations.total, changes.as_ref());
-        self.audit.events(&subject, commit.events.iter().chain([&end]))
+        self.audit.events(&audit_subject(run, lease), commit.events.iter().chain([&end]))
     }
 
     /// A repeated commit, whose first answer was lost, succeeds if it was made under the same lease.
@@ -426,12 +426,51 @@ struct QueuedRow {
     tenant_id: String,
 }
 
+/// What the events of a worker's run are about.
+pub(super) fn audit_subject(run: RunRef<'_>, lease: &LeaseToken) -> EventSubject {
+    EventSubject {
+        tenant: Some(run.tenant.clone()),
+        session: Some(run.session),
+        run: Some(run.id),
+        key: None,
+        worker: Some(lease.worker.clone()),
+    }
+}
+
+pub(super) fn exit_code(result: &RunResult) -> Option<i32> {
+    match result.outcome {
+        Outcome::Exited(code) => Some(code),
+        _ => None,
+    }
+}
+
+pub(super) fn setup_micros(result: &RunResult) -> Option<i64> {
+    result.setup_time.map(|time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX))
+}
+
 /// The columns of an ended run that only the database knows.
-struct StoredEnd {
-    attempt: i32,
-    started_at: Option<OffsetDateTime>,
-    ended_at: OffsetDateTime,
-    cancel_reason: Option<String>,
+#[derive(Debug)]
+pub(crate) struct StoredEnd {
+    pub(super) attempt: i32,
+    pub(super) started_at: Option<OffsetDateTime>,
+    pub(super) ended_at: OffsetDateTime,
+    pub(super) cancel_reason: Option<String>,
+}
+
+impl StoredEnd {
+    /// The run with its result.
+    fn with(self, result: &RunResult) -> EndedRun {
+        let Self { attempt, started_at, ended_at, cancel_reason } = self;
+        // With the precision at which the database stores it.
+        let setup_time = setup_micros(result).map(row::micros);
+        EndedRun {
+            result: RunResult { setup_time, ..result.clone() },
+            attempt,
+            started_at,
+            ended_at,
+            cancel_reason,
+        }
+    }
 }
 
 struct AssignedRunRow {

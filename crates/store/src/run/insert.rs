@@ -1,16 +1,21 @@
 //! Inserting runs: session, quotas and idempotency key are checked in one statement.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use codelia_policy::RunSpec;
 use codelia_types::{Incarnation, KeyId, LeaseEpoch, RunId, SessionId, TenantId, Violations};
 use sqlx::{PgConnection, PgExecutor, types::Json};
 use time::OffsetDateTime;
 
-use super::{Run, RunState, settings::SpecColumns};
+use super::{
+    Run, RunState,
+    insert_group::{InsertCall, InsertedRun},
+    settings::SpecColumns,
+};
 use crate::{
     Error, EventBody, EventKind, EventSubject, KeyVersion, NewApproval, Quotas, SealedEnv, Store, approval,
     audit::{AuditLog, SignedEvent, command_detail},
+    group::Turn,
     row,
     tenant::QUOTA_MARGIN,
 };
@@ -98,24 +103,40 @@ impl Store {
     /// Inserts a run. If a live worker holds the session, the run is assigned to it and starts in
     /// the state [`RunState::Running`].
     pub async fn run_insert(&self, new: NewRun<'_>, quotas: Quotas) -> Result<RunAdmission, Error> {
+        let spec = Arc::new(self.spec_columns(new.id, new.spec).await?);
+        let mut turn = Turn::Own;
+        if InsertCall::takes(&new, &spec) {
+            turn = self.inserts.turn(|| self.group_writer(), || InsertCall::new(&new, &spec)).await?;
+        }
+        match turn {
+            Turn::Answered(inserted) => Ok(inserted.admission(&new)),
+            Turn::Alone(_) | Turn::Own => self.run_insert_alone(&new, spec, quotas).await,
+        }
+    }
+
+    async fn run_insert_alone(
+        &self,
+        new: &NewRun<'_>,
+        mut spec: Arc<SpecColumns>,
+        quotas: Quotas,
+    ) -> Result<RunAdmission, Error> {
         let within = |margin| match new.check_quotas {
             true => (quotas.concurrent_runs - margin, quotas.queued_runs - margin),
             false => (i64::MAX, i64::MAX),
         };
         // The key of a removed run is deleted; then the run is inserted as if the key were new.
-        let mut spec = self.spec_columns(new.id, new.spec).await?;
         for _ in 0..3 {
-            let refusal = match self.run_insert_once(&new, &spec, within(QUOTA_MARGIN)).await? {
+            let refusal = match self.run_insert_once(new, &spec, within(QUOTA_MARGIN)).await? {
                 Insertion::Recorded(recorded) => return Ok(recorded),
                 Insertion::SettingsMissing => {
-                    spec = self.spec_columns_again(new.spec, &spec)?;
+                    spec = self.spec_columns_again(new.spec, &spec)?.into();
                     continue;
                 }
                 Insertion::Refused(RunAdmission::KeyChanged) => return Ok(RunAdmission::KeyChanged),
                 Insertion::Refused(refusal) => refusal,
             };
-            match self.run_of_key(&new).await? {
-                KeyState::Unknown => return self.run_insert_exact(&new, &spec, within(0), refusal).await,
+            match self.run_of_key(new).await? {
+                KeyState::Unknown => return self.run_insert_exact(new, &spec, within(0), refusal).await,
                 KeyState::Used(existing) => return Ok(existing),
                 KeyState::Freed => {}
             }
@@ -232,7 +253,7 @@ async fn insert_held(
 }
 
 /// The event that records that a run was admitted.
-fn admitted(log: &AuditLog, new: &NewRun<'_>) -> SignedEvent {
+pub(super) fn audit_admitted(new: &NewRun<'_>) -> (EventSubject, EventBody) {
     let subject = EventSubject {
         tenant: Some(new.tenant.clone()),
         session: Some(new.session),
@@ -240,7 +261,7 @@ fn admitted(log: &AuditLog, new: &NewRun<'_>) -> SignedEvent {
         key: Some(new.key),
         worker: None,
     };
-    log.event(&subject, &EventBody::new(EventKind::RunAdmitted, command_detail(new.spec)))
+    (subject, EventBody::new(EventKind::RunAdmitted, command_detail(new.spec)))
 }
 
 /// Inserts a run if the tenant has fewer runs than this.
@@ -251,7 +272,8 @@ async fn insert_within(
     spec: &SpecColumns,
     (max_active, max_queued): (i64, i64),
 ) -> Result<Insertion, Error> {
-    let SignedEvent { event, mac } = admitted(log, new);
+    let (subject, body) = audit_admitted(new);
+    let SignedEvent { event, mac } = log.event(&subject, &body);
     let needs: Option<Vec<String>> =
         new.spec.needs().map(|needs| needs.iter().map(|&word| word.to_owned()).collect());
     let found = sqlx::query_file!(
@@ -324,6 +346,18 @@ async fn insert_within(
         true if found.active >= max_active => RunAdmission::OverQuota("concurrent_runs"),
         true => RunAdmission::OverQuota("queued_runs"),
     }))
+}
+
+impl InsertedRun {
+    fn admission(self, new: &NewRun<'_>) -> RunAdmission {
+        let run = Run {
+            lease_epoch: Some(self.epoch),
+            worker: Some(self.worker),
+            worker_address: Some(self.address),
+            ..Run::inserted(new, self.created_at, RunState::Running)
+        };
+        RunAdmission::Recorded { run: Box::new(run), incarnation: Some(self.incarnation), counted: None }
+    }
 }
 
 impl Run {

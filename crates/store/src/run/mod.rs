@@ -2,8 +2,10 @@
 //! one statement that moves its row. Every run gets exactly one outcome.
 
 mod assignment;
+mod commit_group;
 mod held;
 mod insert;
+mod insert_group;
 mod list;
 mod queue;
 mod recorded;
@@ -28,9 +30,11 @@ use crate::{
 };
 
 pub use assignment::{AssignedRun, HeldSessions, RunCommit, RunRef};
+pub(crate) use commit_group::CommitCall;
 pub(crate) use held::of_session as held_changes;
 pub use held::{ChangesDecision, HeldChanges};
 pub use insert::{ActiveRuns, NewRun, RunAdmission};
+pub(crate) use insert_group::InsertCall;
 pub(crate) use list::{first_id, ordered, read_in_order};
 pub use queue::WaitReason;
 pub(crate) use queue::{EndingRun, begin_queue_end};

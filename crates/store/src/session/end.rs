@@ -137,7 +137,9 @@ impl Store {
         sqlx::query!(
             r#"WITH removed AS (
                    UPDATE sessions s SET removed_at = now(), lease_worker = NULL, lease_incarnation = NULL
-                   WHERE s.id = ANY ($1) AND s.state = 'ended' AND s.home_root || '' = $2::uuid || '' AND s.removed_at IS NULL
+                   WHERE s.id = ANY ($1) AND s.state = 'ended' AND s.removed_at IS NULL
+                     -- `|| ''` keeps the planner from the index of roots, which has all ended sessions of the root.
+                     AND s.home_root || '' = $2::uuid || ''
                      -- Not EXISTS, which the planner may turn into a read of all runs.
                      AND (SELECT r.id FROM live_runs r WHERE r.session_id = s.id AND r.state = 'running' LIMIT 1) IS NULL
                    RETURNING s.id

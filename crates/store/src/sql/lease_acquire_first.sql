@@ -1,6 +1,6 @@
--- Acquires the first lease on an open session, in one statement: nobody held the session, so there is no holder to mark
--- as gone and no run to resolve. If this statement waits for the session's row, it checks the row again; what it saw of
--- the worker may be older then, as if the worker had expired just after.
+-- Acquires the first lease on an open session, in one statement: no worker held the session, so there is no lease
+-- holder to mark as expired and no run to resolve. If this statement waits for the session's row, it checks the row
+-- again; what it saw of the worker may be older then, as if the worker had expired just after.
 WITH leased AS (
     UPDATE sessions s SET
         lease_worker = w.id, lease_incarnation = w.incarnation, lease_epoch = s.lease_epoch + 1, home_root = w.root_id

@@ -126,6 +126,7 @@ impl Fixture {
             id: SessionId::generate(),
             tenant: &self.tenant,
             key: KeyId::generate(),
+            key_version: None,
             alias: request.alias,
             spec: &spec,
             labels: &BTreeMap::new(),

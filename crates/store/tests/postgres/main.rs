@@ -8,6 +8,7 @@ mod backlog;
 mod ending;
 mod failover;
 mod flag;
+mod group;
 mod harness;
 mod held;
 mod history;

@@ -133,6 +133,7 @@ impl Fixture {
             id,
             tenant: &self.tenant,
             key: KeyId::generate(),
+            key_version: None,
             alias: None,
             spec: &spec,
             labels: &BTreeMap::new(),

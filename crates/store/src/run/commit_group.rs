@@ -1,0 +1,203 @@
+//! Commits of several runs in one statement.
+
+use std::{collections::HashMap, time::Instant};
+
+use codelia_types::{LeaseToken, Outcome, Receipt, RunId, SessionId, TenantId, Usage};
+use sqlx::{postgres::types::PgInterval, types::Json};
+use uuid::Uuid;
+
+use super::{
+    RunCommit, RunRef,
+    assignment::{StoredEnd, audit_subject, exit_code, setup_micros},
+};
+use crate::{
+    Error,
+    audit::{EventColumns, run_end},
+    group::{GroupCall, Writer},
+    objects::Objects,
+    row,
+};
+
+/// Maximum bytes of output that a run commits together with others.
+const MAX_TAIL: usize = 16 * 1024;
+
+/// A commit that waits for its turn.
+#[derive(Debug)]
+pub(crate) struct CommitCall {
+    id: RunId,
+    session: SessionId,
+    tenant: TenantId,
+    lease: LeaseToken,
+    commit: RunCommit,
+    called_at: Instant,
+}
+
+impl CommitCall {
+    pub(super) fn new(run: RunRef<'_>, lease: &LeaseToken, commit: &RunCommit) -> Self {
+        Self {
+            id: run.id,
+            session: run.session,
+            tenant: run.tenant.clone(),
+            lease: lease.clone(),
+            commit: commit.clone(),
+            called_at: Instant::now(),
+        }
+    }
+
+    /// Whether the statement for several runs can store a result.
+    pub(super) fn takes(commit: &RunCommit, objects: Option<&Objects>) -> bool {
+        let tail: usize = commit.tail.iter().map(|chunk| chunk.data.len()).sum();
+        commit.events.is_empty()
+            && commit.held_for.is_none()
+            && commit.result.changes.is_none()
+            && commit.result.violations.total == 0
+            && tail <= MAX_TAIL
+            && !objects.is_some_and(|objects| objects.takes(tail))
+    }
+
+    fn names(&self) -> RunRef<'_> {
+        RunRef { id: self.id, session: self.session, tenant: &self.tenant }
+    }
+}
+
+impl GroupCall for CommitCall {
+    type Answer = StoredEnd;
+
+    fn tenant(&self) -> &TenantId {
+        &self.tenant
+    }
+
+    async fn execute(writer: &Writer, calls: &[Self]) -> Result<Vec<Option<StoredEnd>>, Error> {
+        let Some(first) = calls.first() else { return Ok(Vec::new()) };
+        // A worker that lost its leases has a new incarnation.
+        let mut together: Vec<_> =
+            calls.iter().filter(|call| call.lease.incarnation == first.lease.incarnation).collect();
+        together.sort_unstable_by_key(|call| call.id);
+        let results = ResultColumns::new(&together);
+        let chunks = ChunkColumns::new(&together);
+        let events = audit_events(writer, &together);
+        let rows = sqlx::query_file!(
+            "src/sql/run_commit_group.sql",
+            first.lease.worker.as_str(),
+            first.lease.incarnation.0,
+            events.writer,
+            &results.ids,
+            &results.epochs,
+            &results.outcomes as _,
+            &results.exit_codes as _,
+            &results.usages as _,
+            &results.receipts as _,
+            &results.sandbox_roots as _,
+            &results.started_ago as _,
+            &results.setup_micros as _,
+            &results.prepared,
+            &results.unenforced as _,
+            &results.watched as _,
+            &results.output_bytes,
+            &results.output_truncated,
+            &results.output_total,
+            &events.ids,
+            &events.times,
+            &events.details,
+            &events.macs as _,
+            &chunks.runs,
+            &chunks.positions,
+            &chunks.streams,
+            &chunks.offsets,
+            &chunks.data as _,
+        )
+        .fetch_all(&writer.pool)
+        .await?;
+        let mut stored: HashMap<Uuid, StoredEnd> = HashMap::with_capacity(rows.len());
+        for row in rows {
+            let (started_at, ended_at) = (row.started_at, row.ended_at);
+            let end =
+                StoredEnd { attempt: row.attempt, started_at, ended_at, cancel_reason: row.cancel_reason };
+            stored.insert(row.id, end);
+        }
+        let missing = together.iter().zip(&events.ids).filter(|(call, _)| !stored.contains_key(&call.id.0));
+        missing.for_each(|(_, event)| writer.audit.forget(*event));
+        Ok(calls.iter().map(|call| stored.remove(&call.id.0)).collect())
+    }
+}
+
+/// The end of each run, for the audit.
+fn audit_events(writer: &Writer, calls: &[&CommitCall]) -> EventColumns {
+    let mut events = writer.audit.columns();
+    for call in calls {
+        let end = run_end(&call.commit.result.outcome, call.commit.started_ago, 0, None);
+        events.push(writer.audit.event(&audit_subject(call.names(), &call.lease), &end));
+    }
+    events
+}
+
+/// Results as arrays of columns.
+#[derive(Default)]
+struct ResultColumns<'a> {
+    ids: Vec<Uuid>,
+    epochs: Vec<i64>,
+    outcomes: Vec<Json<&'a Outcome>>,
+    exit_codes: Vec<Option<i32>>,
+    usages: Vec<Json<&'a Usage>>,
+    receipts: Vec<Json<&'a Receipt>>,
+    sandbox_roots: Vec<&'a str>,
+    started_ago: Vec<Option<PgInterval>>,
+    setup_micros: Vec<Option<i64>>,
+    prepared: Vec<bool>,
+    unenforced: Vec<Json<&'a [String]>>,
+    watched: Vec<Json<&'a [String]>>,
+    output_bytes: Vec<i64>,
+    output_truncated: Vec<bool>,
+    output_total: Vec<i64>,
+}
+
+impl<'a> ResultColumns<'a> {
+    fn new(calls: &[&'a CommitCall]) -> Self {
+        let mut columns = Self::default();
+        for CommitCall { id, lease, commit, called_at, .. } in calls {
+            let RunCommit { result, started_ago, .. } = commit;
+            columns.ids.push(id.0);
+            columns.epochs.push(lease.epoch.0);
+            columns.outcomes.push(Json(&result.outcome));
+            columns.exit_codes.push(exit_code(result));
+            columns.usages.push(Json(&result.usage));
+            columns.receipts.push(Json(&result.receipt));
+            columns.sandbox_roots.push(&result.sandbox_root);
+            columns.started_ago.push(started_ago.map(|ago| row::interval(ago + called_at.elapsed())));
+            columns.setup_micros.push(setup_micros(result));
+            columns.prepared.push(result.prepared);
+            columns.unenforced.push(Json(&result.unenforced));
+            columns.watched.push(Json(&result.watched));
+            columns.output_bytes.push(result.output_bytes);
+            columns.output_truncated.push(result.output_truncated);
+            columns.output_total.push(result.output_total);
+        }
+        columns
+    }
+}
+
+/// The rest of the output of all runs, as arrays of columns.
+#[derive(Default)]
+struct ChunkColumns<'a> {
+    runs: Vec<Uuid>,
+    positions: Vec<i64>,
+    streams: Vec<i16>,
+    offsets: Vec<i64>,
+    data: Vec<&'a [u8]>,
+}
+
+impl<'a> ChunkColumns<'a> {
+    fn new(calls: &[&'a CommitCall]) -> Self {
+        let mut columns = Self::default();
+        for call in calls {
+            for chunk in &call.commit.tail {
+                columns.runs.push(call.id.0);
+                columns.positions.push(chunk.position);
+                columns.streams.push(chunk.stream as i16);
+                columns.offsets.push(chunk.offset);
+                columns.data.push(&chunk.data);
+            }
+        }
+        columns
+    }
+}
