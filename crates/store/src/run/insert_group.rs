@@ -186,7 +186,7 @@ impl<'a> RunColumns<'a> {
             columns.idempotency_keys.push(idempotency.map(|(key, _)| key.as_str()));
             columns.request_hashes.push(idempotency.map(|(_, hash)| hash.as_slice()));
             columns.secret_envs.push(call.secret_env.as_deref());
-            columns.queue_timeouts.push(call.queue_timeout.clone());
+            columns.queue_timeouts.push(call.queue_timeout);
             columns.requested_by.push(call.requested_by.map(|key| key.0));
             columns.traceparents.push(call.traceparent.as_deref());
             columns.keys.push(call.key.0);
