@@ -94,8 +94,8 @@ async fn concurrent_runs_share_statements() {
         let output = fixture.store.output_read(&fixture.tenant, *id, 0, 100).await.unwrap();
         assert_eq!(output, tail(id));
     }
-    let usage = fixture.store.tenant_output_bytes(&fixture.tenant).await.unwrap();
-    assert_eq!(usage, 36 * i64::try_from(RUNS).unwrap());
+    let usage = "SELECT sum(bytes)::bigint FROM output_changes";
+    assert_eq!(fixture.database.number(usage).await.unwrap(), 36 * i64::try_from(RUNS).unwrap());
     let audited =
         "SELECT count(*) FROM audit WHERE kind = 'RUN_ENDED' AND run_id IN (SELECT id FROM ended_runs)";
     assert_eq!(fixture.database.number(audited).await.unwrap(), i64::try_from(RUNS + 2).unwrap());
