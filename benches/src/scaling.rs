@@ -109,9 +109,8 @@ async fn measure_turns(
 
 /// Draws runs per second and p95, with a line for each mode.
 fn draw(of: &'static str, modes: &[Mode], points: &[Point], report: &mut Report) -> Result<()> {
-    let units: [(&str, &str, fn(&Measured) -> f64); 2] =
-        [("rate", "runs/s", rate), ("p95", "p95 in ms", p95)];
-    for (name, unit, value) in units {
+    let rate: fn(&Measured) -> f64 = rate;
+    for (name, unit, value) in [("rate", "runs/s", rate), ("p95", "p95 in ms", p95)] {
         let line = |mode: &Mode| {
             let own = points.iter().filter(|point| point.of == of && point.mode == *mode);
             #[expect(clippy::cast_precision_loss, reason = "sizes stay far below 2^53")]
