@@ -401,6 +401,10 @@ fn corrupt_field(message: &DynamicMessage, field: &FieldDescriptor) -> Vec<Corru
     let with = |value: Value| {
         let mut copy = message.clone();
         copy.set_field(field, value);
+        // A run is either in a session or in a new one.
+        if field.name() == "new_session" {
+            copy.clear_field_by_name("parent");
+        }
         copy
     };
     let mut corrupt: Vec<Corrupt> = bad_values(field)

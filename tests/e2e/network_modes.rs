@@ -98,7 +98,12 @@ async fn network_setting_does_not_apply_to_logical() -> Result<()> {
             let flags = ["run", "--mode", "logical", "--network", network, "--", "true"];
             let refused = codelia(&cluster, client, &flags).await?;
             ensure!(refused.code == Some(125) && refused.stderr.contains("network"), "{refused:?}");
-            ensure!(refused.stderr.contains("use mode bwrap"), "{refused:?}");
+            ensure!(
+                refused
+                    .stderr
+                    .contains("--network: cannot be enforced in mode logical; use mode native, bwrap"),
+                "{refused:?}"
+            );
         }
         let flags = ["run", "--mode", "logical", "--allow-host", "a.example", "--", "true"];
         let refused = codelia(&cluster, client, &flags).await?;

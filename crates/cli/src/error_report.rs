@@ -13,7 +13,9 @@ use crate::{
 };
 
 /// Fields of requests that a flag sets.
-const FLAGS: [(&str, &str); 7] = [
+const FLAGS: [(&str, &str); 9] = [
+    ("mode", "--mode"),
+    ("network", "--network"),
     ("limits.timeout", "--timeout"),
     ("limits.memory_bytes", "--memory"),
     ("limits.cpu_millicores", "--cpus"),

@@ -30,7 +30,7 @@ async fn inv_s1_shell_is_isolated_by_default() -> Result<()> {
     let run = place.command(&["run", "--json", "--", "bash", "-c", script]);
     let done = Process::finish(run, b"").await?;
     let record: Value = serde_json::from_str(&done.stdout)?;
-    let isolating = ["bwrap", "nsjail", "container"];
+    let isolating = ["native", "bwrap", "nsjail", "container"];
     ensure!(isolating.iter().any(|mode| record["sandbox_mode"] == *mode), "{done:?}");
     ensure!(record["isolation"] != "none" && record["output_bytes"] == 0, "{done:?}");
     up.terminate().await?;

@@ -11,7 +11,10 @@ use std::{
 };
 
 use codelia_init::{HOST_PROC, OwnMount, STAGING_DIR, TEMPLATE_FILES, Template, TemplateMount};
-use codelia_sys::{fd, mount, proc_self};
+use codelia_sys::{
+    fd, mount,
+    proc_self::{self, Mount},
+};
 
 use crate::view::{Files, Made};
 
@@ -45,11 +48,12 @@ enum Source {
 /// Makes all mounts of a template and changes the root. Returns the mounts that cover the runtime.
 pub(super) fn create(template: &Template) -> io::Result<Made> {
     let mut sources = template.mounts.iter().map(open).collect::<io::Result<Vec<_>>>()?;
-    let host_proc = mount::clone_tree(Path::new(PROC))?;
+    let table = proc_self::mounts()?;
+    let host_proc = mount::clone_tree(complete_proc(&table))?;
     mount::restrict_tree(&host_proc, true)?;
     let files = Files::create()?;
     // Last: other mounts show what is below the covers.
-    let made = open_runtime(&template.mounts, &files, &mut sources)?;
+    let made = open_runtime(&template.mounts, &table, &files, &mut sources)?;
     files.make_read_only()?;
     let files = files.clone_mount()?;
     mount::change_root(&mount::create_tmpfs(MAX_ROOT_BYTES)?)?;
@@ -66,13 +70,29 @@ pub(super) fn create(template: &Template) -> io::Result<Made> {
     Ok(made)
 }
 
+/// A `/proc` of which nothing is masked: the kernel mounts a new one only where such a one is visible. In a
+/// container whose own is masked, the operator mounts another one elsewhere.
+fn complete_proc(table: &[Mount]) -> &Path {
+    let is_complete = |proc: &&Mount| {
+        let is_below = |other: &Mount| other.target != proc.target && other.target.starts_with(&proc.target);
+        // Not a part of one.
+        let is_whole = || fs::symlink_metadata(proc.target.join("self")).is_ok();
+        proc.file_system == "proc" && proc.writable && !table.iter().any(is_below) && is_whole()
+    };
+    table.iter().find(is_complete).map_or(Path::new(PROC), |proc| &proc.target)
+}
+
 /// Covers the directories of the runtime where they are, in the template's mount namespace, and opens them.
-fn open_runtime(mounts: &[TemplateMount], files: &Files, sources: &mut [Source]) -> io::Result<Made> {
-    let table = proc_self::mounts()?;
+fn open_runtime(
+    mounts: &[TemplateMount],
+    table: &[Mount],
+    files: &Files,
+    sources: &mut [Source],
+) -> io::Result<Made> {
     let mut made = Made::new();
     for (one, source) in mounts.iter().zip(sources) {
         if let TemplateMount::Runtime { path } = one {
-            files.cover(path, &table, &mut made)?;
+            files.cover(path, table, &mut made)?;
             let tree = mount::clone_tree(path)?;
             mount::restrict_tree(&tree, false)?;
             *source = Source::Tree(tree);
