@@ -39,7 +39,7 @@ const LIMITS: [&str; 7] = [
 const MODES: [&str; 3] = ["bwrap", "nsjail", "logical"];
 
 /// Other cases that run in the VM.
-const OTHERS: [&str; 32] = [
+const OTHERS: [&str; 31] = [
     "limits::bwrap::socket_buffers_count_as_memory",
     "near_limits::bwrap::memory_near_limit_is_reported",
     "near_limits::bwrap_alone::cached_files_are_not_near_the_limit",
@@ -70,7 +70,6 @@ const OTHERS: [&str; 32] = [
     "limits::native::memory_is_limited",
     "limits::native::pids_limit_is_reported_as_outcome",
     "cleanup::native::discarded_sandbox_leaves_nothing",
-    "cleanup::native::random_kills_of_many_sandboxes_leave_nothing",
     "unprivileged::native_suite_passes_for_unprivileged_user",
 ];
 
@@ -78,7 +77,7 @@ const OTHERS: [&str; 32] = [
 const SETTINGS: &str = "export CODELIA_INIT=/codelia/codelia-init CODELIA_NSJAIL=/codelia/nsjail
 export CODELIA_TEST_CGROUP_PARENT=service/worker CODELIA_TEST_REQUIRE=bwrap,nsjail,native,cgroup,cgroup2,python,root,processors,core_pattern
 export CODELIA_TEST_USER_CASES='limits::bwrap::memory limits::bwrap::pids limits::bwrap::threads environment::bwrap::workspace_is'
-export CODELIA_TEST_NATIVE_USER_CASES='limits::native::memory limits::native::pids cleanup::native::discarded cleanup::native::random'
+export CODELIA_TEST_NATIVE_USER_CASES='limits::native::memory limits::native::pids cleanup::native::discarded'
 export CODELIA_TEST_WATCHED_CASES='watched::bwrap::memory watched::bwrap::too watched::bwrap::cpu watched::bwrap::isolated watched::bwrap::strict'
 ";
 
