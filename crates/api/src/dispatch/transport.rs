@@ -27,10 +27,7 @@ impl Service<Request<Body>> for WorkerTransport {
         match self {
             Self::Remote(channel) => Service::<Request<Body>>::poll_ready(channel, cx),
             Self::Local(routes) => {
-                let Poll::Ready(Ok(())) = Service::<Request<Body>>::poll_ready(routes, cx) else {
-                    return Poll::Pending;
-                };
-                Poll::Ready(Ok(()))
+                Service::<Request<Body>>::poll_ready(routes, cx).map_err(|never| match never {})
             }
         }
     }
@@ -40,12 +37,7 @@ impl Service<Request<Body>> for WorkerTransport {
             Self::Remote(channel) => Box::pin(channel.call(request)),
             Self::Local(routes) => {
                 let response = routes.call(request);
-                Box::pin(async move {
-                    match response.await {
-                        Ok(response) => Ok(response),
-                        Err(never) => match never {},
-                    }
-                })
+                Box::pin(async move { response.await.map_err(|never| match never {}) })
             }
         }
     }

@@ -35,7 +35,7 @@ pub(super) struct Pool(Mutex<Spare>);
 #[derive(Debug, Default)]
 struct Spare {
     dirs: Vec<GroupDir>,
-    /// Whether directories are no longer kept.
+    /// Set at shutdown: directories are removed instead of kept.
     is_closed: bool,
 }
 
