@@ -157,6 +157,8 @@ pub(crate) fn limits(wire: Option<v1::Limits>) -> Checked<LimitsRequest> {
         cpu_time: wire.cpu_time.map(|value| duration(Limit::CpuTime.field(), &value)).transpose()?,
         file_bytes: amount(Limit::FileBytes, wire.file_bytes)?,
         tmp_bytes: amount(Limit::TmpBytes, wire.tmp_bytes)?,
+        disk_bytes: amount(Limit::DiskBytes, wire.disk_bytes)?,
+        inodes: amount(Limit::Inodes, wire.inodes)?,
     })
 }
 

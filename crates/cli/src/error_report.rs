@@ -13,13 +13,15 @@ use crate::{
 };
 
 /// Fields of requests that a flag sets.
-const FLAGS: [(&str, &str); 9] = [
+const FLAGS: [(&str, &str); 11] = [
     ("mode", "--mode"),
     ("network", "--network"),
     ("limits.timeout", "--timeout"),
     ("limits.memory_bytes", "--memory"),
     ("limits.cpu_millicores", "--cpus"),
     ("limits.pids", "--pids"),
+    ("limits.disk_bytes", "--disk"),
+    ("limits.inodes", "--inodes"),
     ("ttl", "--ttl"),
     ("idle_ttl", "--idle-ttl"),
     ("alias", "--alias"),

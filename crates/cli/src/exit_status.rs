@@ -135,6 +135,11 @@ fn limit_exceeded(resource: &str, limits: &Limits) -> String {
             format!("killed: out of CPU time{}", limit(time.map(units::duration)))
         }
         "file_bytes" => format!("killed: file too large{}", limit(size(limits.file_bytes))),
+        "disk_bytes" => format!("killed: session directory is full{}", limit(size(limits.disk_bytes))),
+        "inodes" => {
+            let inodes = limits.inodes.map(|count| count.to_string());
+            format!("killed: too many files in the session{}", limit(inodes))
+        }
         other => format!("killed: limit {other} exceeded"),
     }
 }

@@ -599,6 +599,8 @@ pub(crate) fn limits(limits: &v1::Limits) -> Value {
         "cpu_time_ns": nanos(limits.cpu_time.as_ref()),
         "file_bytes": limits.file_bytes,
         "tmp_bytes": limits.tmp_bytes,
+        "disk_bytes": limits.disk_bytes,
+        "inodes": limits.inodes,
     })
 }
 

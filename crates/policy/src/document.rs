@@ -136,9 +136,12 @@ pub struct FilesystemPolicy {
     /// Size of the largest file that the command may write, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_file_bytes: Option<u64>,
-    /// Size of all files of the session together, in bytes. Not supported yet, so it is refused.
+    /// Size of all files of the session together, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_total_bytes: Option<u64>,
+    /// Number of files, directories and links of the session together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_inodes: Option<u64>,
 }
 
 /// The container image of a command.

@@ -81,7 +81,7 @@ impl DryRun {
 }
 
 /// Each limit with its value, times in milliseconds. Absent ones are 0, which no limit is.
-fn values(limits: &LimitsRequest) -> [(Limit, u128); 9] {
+fn values(limits: &LimitsRequest) -> [(Limit, u128); 11] {
     let time = |value: Option<Duration>| value.map_or(0, |value| value.as_millis());
     let amount = |value: Option<u64>| value.map_or(0, u128::from);
     [
@@ -94,6 +94,8 @@ fn values(limits: &LimitsRequest) -> [(Limit, u128); 9] {
         (Limit::CpuTime, time(limits.cpu_time)),
         (Limit::FileBytes, amount(limits.file_bytes)),
         (Limit::TmpBytes, amount(limits.tmp_bytes)),
+        (Limit::DiskBytes, amount(limits.disk_bytes)),
+        (Limit::Inodes, amount(limits.inodes)),
     ]
 }
 
@@ -108,6 +110,8 @@ fn as_request(limits: &Limits) -> LimitsRequest {
         cpu_time: Some(limits.cpu_time),
         file_bytes: Some(limits.file_bytes),
         tmp_bytes: Some(limits.tmp_bytes),
+        disk_bytes: Some(limits.disk_bytes),
+        inodes: Some(limits.inodes),
     }
 }
 

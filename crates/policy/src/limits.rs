@@ -38,11 +38,17 @@ pub enum Limit {
     /// [`Limits::tmp_bytes`].
     #[serde(rename = "limits.tmp_bytes")]
     TmpBytes,
+    /// [`Limits::disk_bytes`].
+    #[serde(rename = "limits.disk_bytes")]
+    DiskBytes,
+    /// [`Limits::inodes`].
+    #[serde(rename = "limits.inodes")]
+    Inodes,
 }
 
 impl Limit {
     /// Every limit, in the order of the fields of [`Limits`].
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Timeout,
         Self::MemoryBytes,
         Self::CpuMillicores,
@@ -52,6 +58,8 @@ impl Limit {
         Self::CpuTime,
         Self::FileBytes,
         Self::TmpBytes,
+        Self::DiskBytes,
+        Self::Inodes,
     ];
 
     /// The path of the field in the API, such as `limits.memory_bytes`.
@@ -67,15 +75,19 @@ impl Limit {
             Self::CpuTime => "limits.cpu_time",
             Self::FileBytes => "limits.file_bytes",
             Self::TmpBytes => "limits.tmp_bytes",
+            Self::DiskBytes => "limits.disk_bytes",
+            Self::Inodes => "limits.inodes",
         }
     }
 
     /// A value of this limit with its unit, for error messages.
     fn display_value(self, value: u64) -> String {
         match self {
-            Self::MemoryBytes | Self::OutputBytes | Self::FileBytes | Self::TmpBytes => display_bytes(value),
+            Self::MemoryBytes | Self::OutputBytes | Self::FileBytes | Self::TmpBytes | Self::DiskBytes => {
+                display_bytes(value)
+            }
             Self::CpuMillicores => format!("{value} (thousandths of a core)"),
-            Self::Timeout | Self::CpuTime | Self::Pids | Self::OpenFiles => value.to_string(),
+            Self::Timeout | Self::CpuTime | Self::Pids | Self::OpenFiles | Self::Inodes => value.to_string(),
         }
     }
 }
@@ -130,6 +142,34 @@ pub struct Limits {
     pub file_bytes: u64,
     /// Size of each private temporary file system, in bytes.
     pub tmp_bytes: u64,
+    /// Size of all files of the session together, in bytes.
+    // Left out if it is the default: workers that do not know it refuse unknown fields.
+    #[serde(default = "default_disk_bytes", skip_serializing_if = "is_default_disk_bytes")]
+    pub disk_bytes: u64,
+    /// Number of files, directories and links of the session together.
+    #[serde(default = "default_inodes", skip_serializing_if = "is_default_inodes")]
+    pub inodes: u64,
+}
+
+const DEFAULT_DISK_BYTES: u64 = 10 * GIB;
+const DEFAULT_INODES: u64 = 1_000_000;
+
+fn default_disk_bytes() -> u64 {
+    DEFAULT_DISK_BYTES
+}
+
+fn default_inodes() -> u64 {
+    DEFAULT_INODES
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_default_disk_bytes(value: &u64) -> bool {
+    *value == DEFAULT_DISK_BYTES
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_default_inodes(value: &u64) -> bool {
+    *value == DEFAULT_INODES
 }
 
 impl Default for Limits {
@@ -144,6 +184,8 @@ impl Default for Limits {
             cpu_time: Duration::from_secs(120),
             file_bytes: 1024 * MIB,
             tmp_bytes: 64 * MIB,
+            disk_bytes: DEFAULT_DISK_BYTES,
+            inodes: DEFAULT_INODES,
         }
     }
 }
@@ -168,6 +210,8 @@ impl Limits {
             cpu_time: self.cpu_time.min(max.cpu_time),
             file_bytes: self.file_bytes.min(max.file_bytes),
             tmp_bytes: self.tmp_bytes.min(max.tmp_bytes),
+            disk_bytes: self.disk_bytes.min(max.disk_bytes),
+            inodes: self.inodes.min(max.inodes),
         }
     }
 }
@@ -190,6 +234,8 @@ impl Default for Ceilings {
             cpu_time: Duration::from_secs(24 * 3600),
             file_bytes: 10 * 1024 * MIB,
             tmp_bytes: 1024 * MIB,
+            disk_bytes: 100 * GIB,
+            inodes: 10_000_000,
         })
     }
 }
@@ -225,6 +271,12 @@ pub struct LimitsRequest {
     pub file_bytes: Option<u64>,
     /// See [`Limits::tmp_bytes`].
     pub tmp_bytes: Option<u64>,
+    /// See [`Limits::disk_bytes`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_bytes: Option<u64>,
+    /// See [`Limits::inodes`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inodes: Option<u64>,
 }
 
 /// A requested limit that is not granted.
@@ -276,6 +328,8 @@ impl LimitsRequest {
             cpu_time: self.cpu_time.or(below.cpu_time),
             file_bytes: self.file_bytes.or(below.file_bytes),
             tmp_bytes: self.tmp_bytes.or(below.tmp_bytes),
+            disk_bytes: self.disk_bytes.or(below.disk_bytes),
+            inodes: self.inodes.or(below.inodes),
         }
     }
 
@@ -292,6 +346,8 @@ impl LimitsRequest {
             cpu_time: self.cpu_time.unwrap_or(defaults.cpu_time),
             file_bytes: self.file_bytes.unwrap_or(defaults.file_bytes),
             tmp_bytes: self.tmp_bytes.unwrap_or(defaults.tmp_bytes),
+            disk_bytes: self.disk_bytes.unwrap_or(defaults.disk_bytes),
+            inodes: self.inodes.unwrap_or(defaults.inodes),
         }
     }
 
@@ -340,6 +396,8 @@ impl LimitsRequest {
             cpu_time: time(Limit::CpuTime, self.cpu_time, defaults.cpu_time, max.cpu_time)?,
             file_bytes: amount(Limit::FileBytes, self.file_bytes, defaults.file_bytes, max.file_bytes)?,
             tmp_bytes: amount(Limit::TmpBytes, self.tmp_bytes, defaults.tmp_bytes, max.tmp_bytes)?,
+            disk_bytes: amount(Limit::DiskBytes, self.disk_bytes, defaults.disk_bytes, max.disk_bytes)?,
+            inodes: amount(Limit::Inodes, self.inodes, defaults.inodes, max.inodes)?,
         })
     }
 }

@@ -77,6 +77,8 @@ impl Policy {
             cpu_time: resources.max_cpu_time,
             file_bytes: self.filesystem.max_file_bytes,
             tmp_bytes: resources.max_tmp_bytes,
+            disk_bytes: self.filesystem.max_total_bytes,
+            inodes: self.filesystem.max_inodes,
         }
     }
 }
@@ -98,6 +100,7 @@ impl FilesystemPolicy {
             denied_paths: union(&self.denied_paths, &lower.denied_paths),
             max_file_bytes: min(self.max_file_bytes, lower.max_file_bytes),
             max_total_bytes: min(self.max_total_bytes, lower.max_total_bytes),
+            max_inodes: min(self.max_inodes, lower.max_inodes),
         }
     }
 }

@@ -82,6 +82,8 @@ delegable! {
     "filesystem.read_write_paths" => filesystem.read_write_paths;
     "filesystem.overlay_paths" => filesystem.overlay_paths;
     "filesystem.max_file_bytes" => filesystem.max_file_bytes;
+    "filesystem.max_total_bytes" => filesystem.max_total_bytes;
+    "filesystem.max_inodes" => filesystem.max_inodes;
     "container.profile" => container.profile;
     "process.max_processes" => process.max_processes;
     "process.allow_fork" => process.allow_fork;

@@ -26,8 +26,9 @@ fn words(words: &'static [&'static str]) -> impl Strategy<Value = Vec<String>> {
 }
 
 fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
-    (of(any::<bool>()), of(paths()), of(paths()), of(paths()), paths(), of(1..5u64)).prop_map(
-        |(is_static, read_only_paths, read_write_paths, overlay_paths, denied_paths, max_file_bytes)| {
+    let sizes = (of(1..5u64), of(1..5u64), of(1..5u64));
+    (of(any::<bool>()), of(paths()), of(paths()), of(paths()), paths(), sizes).prop_map(
+        |(is_static, read_only_paths, read_write_paths, overlay_paths, denied_paths, sizes)| {
             FilesystemPolicy {
                 mode: is_static.map(|it| if it { FilesystemMode::Static } else { FilesystemMode::Dynamic }),
                 root_path: None,
@@ -35,8 +36,9 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
                 read_write_paths,
                 overlay_paths,
                 denied_paths,
-                max_file_bytes,
-                max_total_bytes: None,
+                max_file_bytes: sizes.0,
+                max_total_bytes: sizes.1,
+                max_inodes: sizes.2,
             }
         },
     )

@@ -61,6 +61,7 @@ fn read_filesystem(wire: v1::FilesystemPolicy) -> Result<FilesystemPolicy, Polic
         denied_paths: wire.denied_paths.into_iter().map(PathBuf::from).collect(),
         max_file_bytes: amount("filesystem.max_file_bytes", wire.max_file_bytes)?,
         max_total_bytes: amount("filesystem.max_total_bytes", wire.max_total_bytes)?,
+        max_inodes: amount("filesystem.max_inodes", wire.max_inodes)?,
     })
 }
 
@@ -251,6 +252,7 @@ fn write_filesystem(policy: &FilesystemPolicy) -> v1::FilesystemPolicy {
         denied_paths: policy.denied_paths.iter().map(text).collect(),
         max_file_bytes: policy.max_file_bytes.map(u64::cast_signed),
         max_total_bytes: policy.max_total_bytes.map(u64::cast_signed),
+        max_inodes: policy.max_inodes.map(u64::cast_signed),
     }
 }
 
@@ -367,7 +369,7 @@ mod tests {
 
     const FULL: &str = "
 isolation_level: LEVEL_2
-filesystem: {mode: static, root_path: /workspace, read_only_paths: [/opt], read_write_paths: [], overlay_paths: [/srv], denied_paths: [/opt/a], max_file_bytes: 1}
+filesystem: {mode: static, root_path: /workspace, read_only_paths: [/opt], read_write_paths: [], overlay_paths: [/srv], denied_paths: [/opt/a], max_file_bytes: 1, max_total_bytes: 23, max_inodes: 24}
 container: {profile: python}
 process: {max_processes: 2, allow_fork: false, allow_exec: true, allowed_executables: [/bin/sh], debug: true}
 network: {mode: proxy, allowed_hosts: ['*.example'], ask_hosts: ['*'], blocked_hosts: [b.example], allowed_ports: [443], max_connections: 3, max_connections_per_second: 19, max_sent_bytes: 20, max_received_bytes: 21, idle_timeout: 22s, credentials: [c], executables: [/bin/d]}

@@ -72,6 +72,8 @@ impl From<&Limits> for v1::Limits {
             cpu_time: Some(duration_to_proto(limits.cpu_time)),
             file_bytes: Some(limits.file_bytes.cast_signed()),
             tmp_bytes: Some(limits.tmp_bytes.cast_signed()),
+            disk_bytes: Some(limits.disk_bytes.cast_signed()),
+            inodes: Some(limits.inodes.cast_signed()),
         }
     }
 }
@@ -88,6 +90,8 @@ impl From<&LimitsRequest> for v1::Limits {
             cpu_time: limits.cpu_time.map(duration_to_proto),
             file_bytes: limits.file_bytes.map(u64::cast_signed),
             tmp_bytes: limits.tmp_bytes.map(u64::cast_signed),
+            disk_bytes: limits.disk_bytes.map(u64::cast_signed),
+            inodes: limits.inodes.map(u64::cast_signed),
         }
     }
 }
@@ -114,12 +118,14 @@ pub(crate) fn read_requested_limits(wire: &v1::Limits) -> Result<LimitsRequest, 
         cpu_time: time(Limit::CpuTime, &wire.cpu_time)?,
         file_bytes: amount(Limit::FileBytes, wire.file_bytes)?,
         tmp_bytes: amount(Limit::TmpBytes, wire.tmp_bytes)?,
+        disk_bytes: amount(Limit::DiskBytes, wire.disk_bytes)?,
+        inodes: amount(Limit::Inodes, wire.inodes)?,
     })
 }
 
 /// Converts limits of an internal message that must all be present.
 pub(crate) fn read_limits(wire: &v1::Limits) -> Result<Limits, InvalidField> {
-    let read = read_requested_limits(wire)?;
+    let (read, defaults) = (read_requested_limits(wire)?, Limits::default());
     Ok(Limits {
         timeout: required(name(Limit::Timeout), read.timeout)?,
         memory_bytes: required(name(Limit::MemoryBytes), read.memory_bytes)?,
@@ -130,5 +136,8 @@ pub(crate) fn read_limits(wire: &v1::Limits) -> Result<Limits, InvalidField> {
         cpu_time: required(name(Limit::CpuTime), read.cpu_time)?,
         file_bytes: required(name(Limit::FileBytes), read.file_bytes)?,
         tmp_bytes: required(name(Limit::TmpBytes), read.tmp_bytes)?,
+        // Absent in messages of a former version.
+        disk_bytes: read.disk_bytes.unwrap_or(defaults.disk_bytes),
+        inodes: read.inodes.unwrap_or(defaults.inodes),
     })
 }

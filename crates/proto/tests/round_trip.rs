@@ -54,11 +54,21 @@ fn paths() -> impl Strategy<Value = Vec<PathBuf>> {
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
-    (duration(), duration(), [amount(), amount(), amount(), amount(), amount(), amount(), amount()]).prop_map(
+    (duration(), duration(), [(); 9].map(|()| amount())).prop_map(
         |(
             timeout,
             cpu_time,
-            [memory_bytes, cpu_millicores, pids, open_files, output_bytes, file_bytes, tmp_bytes],
+            [
+                memory_bytes,
+                cpu_millicores,
+                pids,
+                open_files,
+                output_bytes,
+                file_bytes,
+                tmp_bytes,
+                disk_bytes,
+                inodes,
+            ],
         )| {
             Limits {
                 timeout,
@@ -70,6 +80,8 @@ fn limits() -> impl Strategy<Value = Limits> {
                 cpu_time,
                 file_bytes,
                 tmp_bytes,
+                disk_bytes,
+                inodes,
             }
         },
     )
@@ -77,26 +89,37 @@ fn limits() -> impl Strategy<Value = Limits> {
 
 fn requested_limits() -> impl Strategy<Value = LimitsRequest> {
     let amount = || of(amount());
-    (of(duration()), of(duration()), [amount(), amount(), amount(), amount(), amount(), amount(), amount()])
-        .prop_map(
-            |(
+    (of(duration()), of(duration()), [(); 9].map(|()| amount())).prop_map(
+        |(
+            timeout,
+            cpu_time,
+            [
+                memory_bytes,
+                cpu_millicores,
+                pids,
+                open_files,
+                output_bytes,
+                file_bytes,
+                tmp_bytes,
+                disk_bytes,
+                inodes,
+            ],
+        )| {
+            LimitsRequest {
                 timeout,
+                memory_bytes,
+                cpu_millicores,
+                pids,
+                open_files,
+                output_bytes,
                 cpu_time,
-                [memory_bytes, cpu_millicores, pids, open_files, output_bytes, file_bytes, tmp_bytes],
-            )| {
-                LimitsRequest {
-                    timeout,
-                    memory_bytes,
-                    cpu_millicores,
-                    pids,
-                    open_files,
-                    output_bytes,
-                    cpu_time,
-                    file_bytes,
-                    tmp_bytes,
-                }
-            },
-        )
+                file_bytes,
+                tmp_bytes,
+                disk_bytes,
+                inodes,
+            }
+        },
+    )
 }
 
 fn command() -> impl Strategy<Value = CommandSpec> {
@@ -121,8 +144,9 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
         (of(paths()), of(paths()), of(paths()), paths()),
         of(amount()),
         of(amount()),
+        of(amount()),
     )
-        .prop_map(|(mode, root_path, (read_only, read_write, overlay, denied), file, total)| {
+        .prop_map(|(mode, root_path, (read_only, read_write, overlay, denied), file, total, inodes)| {
             FilesystemPolicy {
                 mode,
                 root_path,
@@ -132,6 +156,7 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
                 denied_paths: denied,
                 max_file_bytes: file,
                 max_total_bytes: total,
+                max_inodes: inodes,
             }
         })
 }

@@ -249,6 +249,12 @@ pub(crate) struct MaxLimits {
     /// Maximum size of each private temporary file system, in MiB
     #[arg(long = "tmp-mb", value_name = "N", value_parser = mebibytes)]
     pub(crate) tmp_bytes: Option<i64>,
+    /// Maximum size of the files of a session together, in MiB
+    #[arg(long = "disk-mb", value_name = "N", value_parser = mebibytes)]
+    pub(crate) disk_bytes: Option<i64>,
+    /// Maximum number of files and directories of a session
+    #[arg(long, value_name = "N")]
+    pub(crate) inodes: Option<i64>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -334,12 +334,15 @@ mod tests {
         let (defaults, maxima) = (Limits::default(), Ceilings::default().0);
         let duration = |duration| humantime::format_duration(duration).to_string();
         let mebibytes = |bytes: u64| format!("{}m", bytes / 1024 / 1024);
+        let gibibytes = |bytes: u64| format!("{}g", bytes / 1024 / 1024 / 1024);
         let cores = |millis: u64| (millis / 1000).to_string();
         for (flag, default, max) in [
             ("timeout", duration(defaults.timeout), duration(maxima.timeout)),
             ("memory", mebibytes(defaults.memory_bytes), mebibytes(maxima.memory_bytes)),
             ("cpus", cores(defaults.cpu_millicores), cores(maxima.cpu_millicores)),
             ("pids", defaults.pids.to_string(), maxima.pids.to_string()),
+            ("disk", gibibytes(defaults.disk_bytes), gibibytes(maxima.disk_bytes)),
+            ("inodes", defaults.inodes.to_string(), maxima.inodes.to_string()),
         ] {
             let stated = format!("[default: {default}, max: {max}]");
             assert!(help(flag).ends_with(&stated), "--{flag}: {} lacks {stated}", help(flag));

@@ -83,6 +83,13 @@ pub(crate) struct SandboxArgs {
     /// Limit the number of processes and threads [default: 100, max: 500]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) pids: Option<i64>,
+    /// Limit the files of the session together, such as 2g; only for a new session [default: 10g, max: 100g]
+    #[arg(long = "disk", value_name = "SIZE", value_parser = bytes, allow_negative_numbers = true)]
+    pub(crate) disk_bytes: Option<i64>,
+    /// Limit the number of files and directories of the session; only for a new session
+    /// [default: 1000000, max: 10000000]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) inodes: Option<i64>,
     /// Store this much output, such as 50m; what exceeds it only reaches a caller that is attached
     /// [default: 10m, max: 100m]
     #[arg(long = "output-limit", value_name = "SIZE", value_parser = bytes, allow_negative_numbers = true)]

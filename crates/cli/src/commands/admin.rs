@@ -266,6 +266,8 @@ fn limits_to_proto(limits: &args::MaxLimits) -> v1::Limits {
         cpu_time: limits.cpu_time.map(duration_to_proto),
         file_bytes: limits.file_bytes,
         tmp_bytes: limits.tmp_bytes,
+        disk_bytes: limits.disk_bytes,
+        inodes: limits.inodes,
     }
 }
 

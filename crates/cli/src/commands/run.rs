@@ -331,6 +331,8 @@ pub(crate) fn limits(args: &args::SandboxArgs) -> Limits {
         cpu_millicores: args.cpu_millicores,
         pids: args.pids,
         output_bytes: args.output_bytes,
+        disk_bytes: args.disk_bytes,
+        inodes: args.inodes,
         ..Limits::default()
     }
 }

@@ -249,6 +249,12 @@ pub(crate) struct Limits {
     /// Size of each private temporary file system.
     pub(crate) tmp_mb: NonZeroU32,
     pub(crate) max_tmp_mb: Option<NonZeroU32>,
+    /// Size of all files of a session together.
+    pub(crate) disk_mb: NonZeroU32,
+    pub(crate) max_disk_mb: Option<NonZeroU32>,
+    /// Number of files, directories and links of a session.
+    pub(crate) inodes: NonZeroU32,
+    pub(crate) max_inodes: Option<NonZeroU32>,
 }
 
 /// The egress proxy of runs with network mode `proxy`.

@@ -77,6 +77,8 @@ pub(super) fn run_limits(config: &Config) -> Result<RunLimits> {
         )?,
         file_bytes: mib("max_file_mb", limits.max_file_mb, built_in.file_bytes, defaults.file_bytes)?,
         tmp_bytes: mib("max_tmp_mb", limits.max_tmp_mb, built_in.tmp_bytes, defaults.tmp_bytes)?,
+        disk_bytes: mib("max_disk_mb", limits.max_disk_mb, built_in.disk_bytes, defaults.disk_bytes)?,
+        inodes: amount("max_inodes", limits.max_inodes, built_in.inodes, defaults.inodes)?,
     };
     let timeouts = timeouts(config, ceilings.timeout)?;
     Ok(RunLimits { defaults, ceilings: Ceilings(ceilings), timeouts })
@@ -94,6 +96,8 @@ fn defaults(config: &Config) -> Limits {
         cpu_time: seconds(limits.cpu_time_seconds),
         file_bytes: wide(limits.file_mb) * MIB,
         tmp_bytes: wide(limits.tmp_mb) * MIB,
+        disk_bytes: wide(limits.disk_mb) * MIB,
+        inodes: wide(limits.inodes),
     }
 }
 
@@ -187,15 +191,26 @@ mod tests {
             ("CODELIA_LIMITS_MAX_FILE_MB", "16"),
             ("CODELIA_LIMITS_TMP_MB", "17"),
             ("CODELIA_LIMITS_MAX_TMP_MB", "18"),
+            ("CODELIA_LIMITS_DISK_MB", "19"),
+            ("CODELIA_LIMITS_MAX_DISK_MB", "20"),
+            ("CODELIA_LIMITS_INODES", "21"),
+            ("CODELIA_LIMITS_MAX_INODES", "22"),
         ])
         .unwrap();
         let of = |limits: &Limits| {
-            let mib = [limits.memory_bytes, limits.output_bytes, limits.file_bytes, limits.tmp_bytes];
+            let mib = [
+                limits.memory_bytes,
+                limits.output_bytes,
+                limits.file_bytes,
+                limits.tmp_bytes,
+                limits.disk_bytes,
+            ];
             let times = [limits.timeout, limits.cpu_time].map(|time| time.as_secs());
-            (times, mib.map(|bytes| bytes / MIB), [limits.cpu_millicores, limits.pids, limits.open_files])
+            let counts = [limits.cpu_millicores, limits.pids, limits.open_files, limits.inodes];
+            (times, mib.map(|bytes| bytes / MIB), counts)
         };
-        assert_eq!(of(&limits.defaults), ([1, 13], [3, 11, 15, 17], [500, 7, 9]));
-        assert_eq!(of(&limits.ceilings.0), ([2, 14], [4, 12, 16, 18], [6500, 8, 10]));
+        assert_eq!(of(&limits.defaults), ([1, 13], [3, 11, 15, 17, 19], [500, 7, 9, 21]));
+        assert_eq!(of(&limits.ceilings.0), ([2, 14], [4, 12, 16, 18, 20], [6500, 8, 10, 22]));
         assert_eq!(limits.timeouts.detached, Duration::from_secs(2), "within the maximum");
     }
 

@@ -18,7 +18,6 @@ const FILESYSTEM_MODE: &str = "policy.filesystem.mode";
 const TRANSACTION: &str = "transaction";
 const ISOLATION_LEVEL: &str = "policy.isolation_level";
 const READ_WRITE_PATHS: &str = "policy.filesystem.read_write_paths";
-const MAX_TOTAL_BYTES: &str = "policy.filesystem.max_total_bytes";
 const ALLOW_EXEC: &str = "policy.process.allow_exec";
 const ALLOWED_EXECUTABLES: &str = "policy.process.allowed_executables";
 const NETWORK_MODE: &str = "policy.network.mode";
@@ -43,7 +42,6 @@ pub(super) fn check_logical(policy: &Policy) -> Result<(), PlanError> {
         (FILESYSTEM_MODE, files.mode.is_some()),
         (PROFILE, policy.container.profile.is_some()),
         (CPUS, policy.resources.cpus.is_some()),
-        (MAX_TOTAL_BYTES, files.max_total_bytes.is_some()),
         ("policy.process.allow_fork", process.allow_fork == Some(false)),
         (ALLOW_EXEC, process.allow_exec == Some(false)),
         (ALLOWED_EXECUTABLES, process.allowed_executables.is_some()),
@@ -114,7 +112,6 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
         (OVERLAY_PATHS, host.overlays || files.overlay_paths.as_ref().is_none_or(Vec::is_empty)),
         (CPUS, policy.resources.cpus.as_ref().is_none_or(|cpus| host.cpus && !cpus.is_empty())),
         (PROFILE, mode == Mode::Container || policy.container.profile.is_none()),
-        (MAX_TOTAL_BYTES, files.max_total_bytes.is_none()),
         (READ_WRITE_PATHS, files.below_writable().is_none()),
         (ENVIRONMENT_MODE, policy.environment.mode != Some(EnvironmentMode::Inherit)),
         (LOG_SIGNALS, policy.logging.signals != Some(true) || can_log(mode, host)),

@@ -31,9 +31,6 @@ impl FilesystemPolicy {
             let field = if writes { READ_WRITE } else { OVERLAY };
             return fail(field, "must be empty in filesystem.mode dynamic; use read_only_paths");
         }
-        if self.max_total_bytes.is_some() {
-            return fail("filesystem.max_total_bytes", "is not supported yet; remove it");
-        }
         for (field, paths) in self.lists() {
             for (at, path) in paths.iter().enumerate() {
                 check_mount_path(&format!("{field}[{at}]"), path)?;

@@ -186,6 +186,8 @@ pub(crate) fn resource_field(limit: Limit, pids: &'static str) -> &'static str {
         Limit::CpuTime => "resources.max_cpu_time",
         Limit::FileBytes => "filesystem.max_file_bytes",
         Limit::TmpBytes => "resources.max_tmp_bytes",
+        Limit::DiskBytes => "filesystem.max_total_bytes",
+        Limit::Inodes => "filesystem.max_inodes",
     }
 }
 
@@ -214,7 +216,8 @@ mod tests {
             ("filesystem: {read_write_paths: [/opt], denied_paths: [/opt/a]}", "filesystem.denied_paths[0]"),
             ("filesystem: {read_write_paths: [/opt, /opt/a]}", "filesystem.read_write_paths[1]"),
             ("filesystem: {root_path: /home}", "filesystem.root_path"),
-            ("filesystem: {max_total_bytes: 1}", "filesystem.max_total_bytes"),
+            ("filesystem: {max_total_bytes: 0}", "filesystem.max_total_bytes"),
+            ("filesystem: {max_inodes: 10000001}", "filesystem.max_inodes"),
             ("filesystem: {max_file_bytes: 0}", "filesystem.max_file_bytes"),
             ("process: {allowed_executables: [/bin/sh, git]}", "process.allowed_executables[1]"),
             ("process: {allowed_executables: []}", "process.allowed_executables"),
