@@ -104,6 +104,21 @@ impl Store {
         Ok(ended.unsigned_abs())
     }
 
+    /// Makes sessions due, at most `limit`, that were found expired while the clock was ahead and that
+    /// would be looked at long after their expiry now. Returns how many.
+    pub async fn session_check_again_any_tenant(&self, limit: i64) -> Result<u64, Error> {
+        let changed = sqlx::query!(
+            "UPDATE sessions SET check_at = now() WHERE id IN (
+                 SELECT id FROM sessions
+                 WHERE state = 'open' AND check_at > greatest(expires_at, now()) + interval '2 seconds'
+                 LIMIT $1 FOR UPDATE SKIP LOCKED)",
+            limit,
+        )
+        .execute(&self.pools.upkeep)
+        .await?;
+        Ok(changed.rows_affected())
+    }
+
     /// Lists ended sessions whose files are on this root and that no other live worker holds.
     pub async fn session_list_removable(
         &self,

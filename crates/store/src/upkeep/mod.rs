@@ -98,6 +98,8 @@ pub struct Upkeep {
     partitions_at: Option<Instant>,
     /// What the last pass counted, to be stored with the next renewal.
     queue: Option<Queue>,
+    /// Whether the clock was set back and sessions may wait for a time that has become far.
+    is_set_back: bool,
     /// What the last pass found, for the loop that removes objects.
     is_owner: Arc<AtomicBool>,
 }
@@ -113,6 +115,7 @@ impl Upkeep {
             purge: Purge::default(),
             partitions_at: None,
             queue: None,
+            is_set_back: false,
             is_owner: Arc::default(),
         }
     }
@@ -157,6 +160,12 @@ impl Upkeep {
             return Ok((pass, claim.expires_in.clamp(Duration::ZERO, TTL)));
         }
         let store = &self.store;
+        self.is_set_back |= claim.is_set_back;
+        if self.is_set_back {
+            tracing::warn!("the clock of the database was set back, checking expired sessions again");
+            while store.session_check_again_any_tenant(MAX_ROWS).await? >= MAX_ROWS.unsigned_abs() {}
+            self.is_set_back = false;
+        }
         let swept = store.lease_sweep_any_tenant(MAX_ROWS).await?;
         let refused = store.run_expire_queued_any_tenant(MAX_ROWS).await?;
         let undecided = store.approval_expire_any_tenant(MAX_ROWS).await?;

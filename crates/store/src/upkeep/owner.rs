@@ -15,6 +15,8 @@ pub(super) struct Claim {
     pub(super) queue_depth: i64,
     /// Since the oldest queued run was created.
     pub(super) queue_age: Duration,
+    /// Whether the clock was set back since the last claim.
+    pub(super) is_set_back: bool,
 }
 
 impl Store {
@@ -26,7 +28,10 @@ impl Store {
         queue: Option<Queue>,
     ) -> Result<Claim, Error> {
         let row = sqlx::query!(
-            r#"WITH claimed AS (
+            r#"WITH former AS (
+                   SELECT until FROM upkeep_owner
+               ),
+               claimed AS (
                    UPDATE upkeep_owner SET holder = $1, until = now() + $2, queue_depth = coalesce($3, queue_depth),
                        queue_oldest_at = CASE WHEN $3::bigint IS NULL THEN queue_oldest_at ELSE $4 END,
                        -- See root_is_gone.
@@ -37,6 +42,7 @@ impl Store {
                    RETURNING until, queue_depth, queue_oldest_at
                )
                SELECT claimed.until IS NOT NULL AS "is_owner!",
+                      (SELECT until > now() + 2 * $2::interval FROM former) AS "is_set_back!",
                       coalesce(claimed.queue_depth, o.queue_depth) AS "queue_depth!",
                       coalesce(greatest(now() - CASE WHEN claimed.until IS NULL THEN o.queue_oldest_at
                                                      ELSE claimed.queue_oldest_at END, interval '0'),
@@ -55,6 +61,7 @@ impl Store {
             expires_in: row::duration(&row.expires_in),
             queue_depth: row.queue_depth,
             queue_age: row::duration(&row.queue_age),
+            is_set_back: row.is_set_back,
         })
     }
 

@@ -73,6 +73,23 @@ async fn claim_from_before_clock_was_set_back_is_free() {
     fixture.end().await;
 }
 
+/// The clock was ahead when the session was found expired, and so was the time of the next look at it.
+#[tokio::test]
+async fn expired_session_ends_although_clock_was_set_back() {
+    let fixture = Fixture::new().await;
+    let mut upkeep = upkeep(&fixture.store);
+    upkeep.pass().await.unwrap();
+    let id = fixture.session().await.id;
+    let ahead = "UPDATE sessions SET expires_at = now() - interval '1 second', check_at = now() + interval '10 minutes'";
+    fixture.execute(ahead).await;
+    upkeep.pass().await.unwrap();
+    assert_eq!(fixture.end_reason(id).await, None, "the clock was not set back");
+    fixture.execute("UPDATE upkeep_owner SET until = now() + interval '10 minutes'").await;
+    assert_eq!(upkeep.pass().await.unwrap().0.expired, 1);
+    assert_eq!(fixture.end_reason(id).await, Some(SessionEndReason::Expired));
+    fixture.end().await;
+}
+
 /// A session with an idle time of an hour whose last check was `minutes` ago, due now.
 async fn due_session(fixture: &Fixture, minutes: i32) -> SessionId {
     let id = fixture.session_with(24 * LONG, Some(LONG)).await.id;
