@@ -80,6 +80,12 @@ impl Limit {
         }
     }
 
+    /// The name of the limit in outcomes, such as `memory_bytes`.
+    #[must_use]
+    pub fn resource(self) -> &'static str {
+        self.field().trim_start_matches("limits.")
+    }
+
     /// A value of this limit with its unit, for error messages.
     fn display_value(self, value: u64) -> String {
         match self {
@@ -190,7 +196,30 @@ impl Default for Limits {
     }
 }
 
+/// The limits of all files of a session together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DiskLimits {
+    /// See [`Limits::disk_bytes`].
+    pub bytes: u64,
+    /// See [`Limits::inodes`].
+    pub inodes: u64,
+}
+
+impl DiskLimits {
+    /// The lower of these limits and `other`, each.
+    #[must_use]
+    pub fn lowered_to(self, other: Self) -> Self {
+        Self { bytes: self.bytes.min(other.bytes), inodes: self.inodes.min(other.inodes) }
+    }
+}
+
 impl Limits {
+    /// The limits of the session's files.
+    #[must_use]
+    pub fn disk(&self) -> DiskLimits {
+        DiskLimits { bytes: self.disk_bytes, inodes: self.inodes }
+    }
+
     /// These limits, each lowered to its cap.
     #[must_use]
     pub fn within(&self, caps: &LimitsRequest) -> Self {
