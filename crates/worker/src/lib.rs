@@ -42,6 +42,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
+pub use disk::{DiskChoice, DiskError, DiskReport, Missing, check_disk};
 pub use egress::TrustError;
 pub use health::Health;
 
@@ -111,6 +112,8 @@ pub struct Options {
     pub read_timeout: Duration,
     /// Where control groups are created.
     pub cgroup_parent: CgroupParent,
+    /// What limits the disk space of sessions.
+    pub disk: DiskChoice,
 }
 
 /// The settings of the egress proxy. Secrets are only in the files that it reads.
@@ -182,6 +185,9 @@ pub enum Error {
     /// The session root cannot be used.
     #[error(transparent)]
     Root(#[from] RootError),
+    /// The chosen mechanism of disk limits does not work.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
     /// No backend passed its probe.
     #[error("no sandbox mode is usable on this host (run `codelia doctor` to see why)")]
     NoMode,
@@ -258,7 +264,7 @@ impl Service {
     ) -> Result<Self, Error> {
         check(&options)?;
         metrics().start_worker(egress::attempts());
-        let root = SessionRoot::open(&options.root, options.uids)?;
+        let root = open_root(&options)?;
         let trust = Egress::trust_store(&options)?;
         let canaries = options.canary_files.then(Canaries::new).transpose().map_err(Error::Canaries)?;
         let backends = Backends::probe(backends, root.untraversable_ancestor()).await;
@@ -333,6 +339,17 @@ impl Service {
             }
         }
     }
+}
+
+/// Opens the session root with what limits the disk space of sessions.
+fn open_root(options: &Options) -> Result<SessionRoot, Error> {
+    let root = SessionRoot::open(&options.root, options.uids)?;
+    let (quota, report) = disk::choose(root.path(), options.disk, root.has_separate_users())?;
+    for (mechanism, missing) in &report.rejected {
+        tracing::info!(%mechanism, reason = %missing, "disk limits: mechanism not available");
+    }
+    tracing::info!(mechanism = %report.mechanism, "disk limits");
+    Ok(root.with_quota(quota))
 }
 
 /// Gives the lease up and kills everything that runs under it.

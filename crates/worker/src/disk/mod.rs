@@ -5,8 +5,12 @@
 //! own writes may be exempt from quotas.
 
 mod account;
+mod choice;
+mod image;
+mod project_quota;
 mod quota;
 mod run_watch;
+mod user_quota;
 
 use std::{
     collections::HashMap,
@@ -20,7 +24,9 @@ use codelia_types::{DiskMechanism, DiskUsage, Mode, SessionId};
 use tokio::sync::Notify;
 
 use self::account::Account;
+pub use self::choice::{DiskChoice, DiskError, DiskReport, Missing, check_disk};
 pub(crate) use self::{
+    choice::choose,
     quota::{Quota, Target},
     run_watch::RunWatch,
 };
