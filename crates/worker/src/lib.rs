@@ -36,7 +36,7 @@ use codelia_telemetry::{
 use codelia_types::{Mode, TenantId, WorkerId};
 use futures::future::{FusedFuture, FutureExt};
 use tokio::{
-    task::{JoinError, JoinHandle},
+    task::{JoinError, JoinHandle, spawn_blocking},
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
@@ -325,6 +325,10 @@ impl Service {
         // Its control group is next to those of the sandboxes, whose parent goes last.
         worker.egress.shut_down().await;
         worker.backends.shut_down();
+        let root = worker.root.clone();
+        if let Err(error) = spawn_blocking(move || root.close_sessions(true)).await {
+            tracing::error!(%error, "cannot close the directories of sessions");
+        }
         // The worker has left: nothing may renew its lease or register it again. This stops the
         // server too.
         drop(tasks);

@@ -92,8 +92,8 @@ pub(crate) fn choose(
 ) -> Result<(Option<Arc<dyn Quota>>, DiskReport), DiskError> {
     let mut rejected = Vec::new();
     if let DiskChoice::Only(mechanism) = choice {
-        let quota = open(mechanism, root, separate_users)
-            .map_err(|missing| DiskError { mechanism, missing })?;
+        let quota =
+            open(mechanism, root, separate_users).map_err(|missing| DiskError { mechanism, missing })?;
         return Ok((quota, DiskReport { mechanism, rejected }));
     }
     for mechanism in [DiskMechanism::ProjectQuota, DiskMechanism::UserQuota] {

@@ -34,7 +34,7 @@ pub(crate) trait Quota: fmt::Debug + Send + Sync {
     /// run.
     fn usage(&self, target: &Target) -> io::Result<DiskUsage>;
 
-    /// The worker gives the session up. Its limits stay, since its files do.
+    /// The worker gives the session up. Its limits stay, since its files do. Does not block.
     fn forget(&self, target: &Target);
 
     /// The worker has just taken a session; nothing has used its directory, which may be absent.
@@ -53,6 +53,10 @@ pub(crate) trait Quota: fmt::Debug + Send + Sync {
     fn remove(&self, _session: SessionId, _directory: &Path) -> io::Result<u64> {
         Ok(0)
     }
+
+    /// Frees what sessions had that were forgotten since the last call, or with `all` what any session
+    /// has: the worker stops.
+    fn close(&self, _all: bool) {}
 
     /// All files of a session are removed, and its user has no session any more.
     fn release(&self, _uid: u32) -> io::Result<()> {

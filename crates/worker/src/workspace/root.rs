@@ -107,6 +107,13 @@ impl SessionRoot {
         }
     }
 
+    /// Frees what sessions had that the worker gave up, or with `all` what any session has.
+    pub(crate) fn close_sessions(&self, all: bool) {
+        if let Some(quota) = &self.quota {
+            quota.close(all);
+        }
+    }
+
     /// The workspace of a session.
     pub(crate) fn session(&self, id: SessionId) -> PathBuf {
         self.session_parent(id).join("workspace")
@@ -203,7 +210,8 @@ impl SessionRoot {
     /// The transactions that a session has.
     pub(crate) fn transactions(&self, id: SessionId) -> Result<Vec<Transaction>, RootError> {
         let path = self.session(id);
-        Transaction::find(&path, &self.session_trash(id)).map_err(RootError::at("list transactions of", &path))
+        Transaction::find(&path, &self.session_trash(id))
+            .map_err(RootError::at("list transactions of", &path))
     }
 
     /// Finishes the transaction of a session that this worker has just taken.

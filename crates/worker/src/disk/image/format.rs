@@ -102,7 +102,8 @@ impl Size {
     /// Of a file system in which files can have `limits`.
     fn of(limits: DiskLimits) -> io::Result<Self> {
         if limits.bytes > MAX_BYTES {
-            let message = "limits.disk_bytes: an image holds at most 8 TiB (lower it, or choose another worker.disk)";
+            let message =
+                "limits.disk_bytes: an image holds at most 8 TiB (lower it, or choose another worker.disk)";
             return Err(io::Error::new(ErrorKind::InvalidInput, message));
         }
         let data = limits.bytes.div_ceil(BLOCK);

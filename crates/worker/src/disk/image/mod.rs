@@ -11,6 +11,7 @@ use std::{
     collections::HashMap,
     fs::{self, DirBuilder, File},
     io::{self, ErrorKind},
+    mem,
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -41,8 +42,22 @@ const LEFTOVER_AGE: Duration = Duration::from_secs(600);
 pub(crate) struct Images {
     directory: PathBuf,
     formatter: Formatter,
-    /// The shared locks of the sessions that this worker holds.
-    held: Mutex<HashMap<SessionId, File>>,
+    mounts: Mutex<Mounts>,
+}
+
+/// The images that this worker uses.
+#[derive(Debug, Default)]
+struct Mounts {
+    held: HashMap<SessionId, Mount>,
+    /// Of sessions that it gave up: [`Quota::close`] unmounts them.
+    released: Vec<(SessionId, Mount)>,
+}
+
+#[derive(Debug)]
+struct Mount {
+    directory: PathBuf,
+    /// The shared lock.
+    users: File,
 }
 
 impl Images {
@@ -52,7 +67,7 @@ impl Images {
         let created = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         created.and_then(|()| sweep(&directory)).map_err(missing)?;
         Self::check(&directory)?;
-        Ok(Self { directory, formatter: Formatter::find().map_err(missing)?, held: Mutex::default() })
+        Ok(Self { directory, formatter: Formatter::find().map_err(missing)?, mounts: Mutex::default() })
     }
 
     /// Makes and mounts an image in a new directory in `parent`, and removes it.
@@ -61,7 +76,7 @@ impl Images {
         let formatter = Formatter::find().map_err(missing)?;
         let attempt = || {
             DirBuilder::new().mode(0o700).create(&directory)?;
-            let images = Self { directory: directory.clone(), formatter, held: Mutex::default() };
+            let images = Self { directory: directory.clone(), formatter, mounts: Mutex::default() };
             let (session, target) = (SessionId::generate(), directory.join("target"));
             let opened = images.open(session, &target, TRIAL_LIMITS);
             opened.and(images.remove(session, &target))
@@ -101,16 +116,18 @@ impl Images {
         device.mount_ext4(directory).map_err(io::Error::other)
     }
 
-    fn lock_held(&self) -> MutexGuard<'_, HashMap<SessionId, File>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Mounts> {
+        self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Unmounts the image of a session unless another worker holds it. What is still open keeps it
     /// mounted, for the next holder.
-    fn close(&self, session: SessionId, directory: &Path, users: &File) -> io::Result<()> {
+    fn unmount(&self, session: SessionId, mount: &Mount) -> io::Result<()> {
         let Some(_lock) = locked(&self.image(session))? else { return Ok(()) };
-        match flock(users, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) if is_mount_point(directory)? => unmount(directory).map_err(io::Error::other),
+        match flock(&mount.users, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) if is_mount_point(&mount.directory)? => {
+                unmount(&mount.directory).map_err(io::Error::other)
+            }
             Ok(()) | Err(Errno::WOULDBLOCK) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
@@ -124,7 +141,7 @@ impl Quota for Images {
 
     /// A session that existed before images were chosen has none.
     fn covers(&self, target: &Target) -> bool {
-        self.lock_held().contains_key(&target.session)
+        self.lock().held.contains_key(&target.session)
     }
 
     /// The size of an image never changes. Lower limits of a run are watched.
@@ -140,9 +157,25 @@ impl Quota for Images {
     }
 
     fn forget(&self, target: &Target) {
-        let Some(users) = self.lock_held().remove(&target.session) else { return };
-        if let Err(error) = self.close(target.session, &target.directory, &users) {
-            tracing::warn!(%error, session = %target.session, "disk image stays mounted");
+        let mut mounts = self.lock();
+        if let Some(mount) = mounts.held.remove(&target.session) {
+            mounts.released.push((target.session, mount));
+        }
+    }
+
+    fn close(&self, all: bool) {
+        let released = {
+            let mut mounts = self.lock();
+            let mut released = mem::take(&mut mounts.released);
+            if all {
+                released.extend(mounts.held.drain());
+            }
+            released
+        };
+        for (session, mount) in released {
+            if let Err(error) = self.unmount(session, &mount) {
+                tracing::warn!(%error, %session, "disk image stays mounted until its session is used again");
+            }
         }
     }
 
@@ -160,12 +193,12 @@ impl Quota for Images {
             File::options().write(true).create(true).truncate(false).mode(0o600).open(self.users(session))?;
         flock(&users, FlockOperation::LockShared)?;
         self.mount(&image, directory)?;
-        self.lock_held().insert(session, users);
+        self.lock().held.insert(session, Mount { directory: directory.to_owned(), users });
         Ok(())
     }
 
     fn remove(&self, session: SessionId, directory: &Path) -> io::Result<u64> {
-        self.lock_held().remove(&session);
+        self.lock().held.remove(&session);
         let image = self.image(session);
         let Some(lock) = locked(&image)? else { return Ok(0) };
         if directory.try_exists()? && is_mount_point(directory)? {
@@ -192,7 +225,9 @@ fn sweep(directory: &Path) -> io::Result<()> {
         let entry = entry?;
         let (name, path) = (entry.file_name(), entry.path());
         let name = name.to_string_lossy();
-        let is_old = || Ok::<_, io::Error>(entry.metadata()?.modified()?.elapsed().is_ok_and(|age| age > LEFTOVER_AGE));
+        let is_old = || {
+            Ok::<_, io::Error>(entry.metadata()?.modified()?.elapsed().is_ok_and(|age| age > LEFTOVER_AGE))
+        };
         if name.starts_with(NEW) && is_old()? {
             fs::remove_file(&path)?;
         } else if name.starts_with(TRIAL) && is_old()? {

@@ -82,15 +82,16 @@ fn image_outlives_its_worker() {
     root.open(&target);
     fs::write(target.directory.join("file"), "kept").unwrap();
     // A killed worker leaves the mount; only its locks are gone.
-    drop(root.images.lock_held().remove(&target.session));
+    drop(root.images.lock().held.remove(&target.session));
     let next = Images::new(root.dir.path()).unwrap();
     next.open(target.session, &target.directory, LIMITS).unwrap();
     assert_eq!(fs::read_to_string(target.directory.join("file")).unwrap(), "kept");
     // Two workers hold it: the first one that gives it up leaves the mount to the other.
     root.open(&target);
     next.forget(&target);
+    next.close(false);
     assert!(is_mount_point(&target.directory).unwrap());
-    root.images.forget(&target);
+    root.images.close(true);
     assert!(!is_mount_point(&target.directory).unwrap());
     root.open(&target);
     assert_eq!(fs::read_to_string(target.directory.join("file")).unwrap(), "kept");
