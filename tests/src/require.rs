@@ -10,7 +10,7 @@
 const REQUIRE: &str = "CODELIA_TEST_REQUIRE";
 
 /// Everything that a test may need and that `CODELIA_TEST_REQUIRE` may list.
-const NEEDS: [&str; 26] = [
+const NEEDS: [&str; 28] = [
     "postgres",
     "pgbouncer",
     "cgroup",
@@ -37,6 +37,8 @@ const NEEDS: [&str; 26] = [
     "kubectl",
     "promtool",
     "systemd",
+    "loop",
+    "quota",
 ];
 
 /// Returns whether a test that needs `need` can run here. `missing` says why it cannot.

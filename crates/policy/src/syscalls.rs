@@ -166,7 +166,7 @@ const PROCESS_LEVEL: &[&str] = &[
     "name_to_handle_at", "statmount", "listmount", "memfd_secret", "ustat", "sysfs", "remap_file_pages",
     "mbind", "set_mempolicy", "set_mempolicy_home_node", "migrate_pages", "move_pages", "process_madvise",
     "process_mrelease", "modify_ldt", "set_thread_area", "get_thread_area", "lsm_get_self_attr",
-    "lsm_list_modules", "setxattrat", "getxattrat", "listxattrat", "removexattrat", "file_getattr", "file_setattr",
+    "lsm_list_modules", "setxattrat", "getxattrat", "listxattrat", "removexattrat", "file_getattr",
 ];
 
 /// The names of the system calls that `LEVEL_1` allows: those of the default list and all others that

@@ -1,5 +1,5 @@
 //! The Linux calls that Codelia needs: processes, signals, descriptors, terminals, limits,
-//! capabilities, seccomp, Landlock, mounts, networks and cgroups. The only crate with `unsafe` code.
+//! capabilities, seccomp, Landlock, mounts, quotas, networks and cgroups. The only crate with `unsafe` code.
 //!
 //! A function that makes one system call returns its [`Errno`], since the caller knows the step.
 //! One that makes several returns an [`Error`] with the step and the path.
@@ -13,6 +13,7 @@ pub mod fd;
 pub mod fs_identity;
 pub mod interfaces;
 pub mod landlock;
+pub mod loop_device;
 pub mod memory;
 pub mod mount;
 pub mod mount_alias;
@@ -23,6 +24,7 @@ pub mod proc_self;
 pub mod process;
 pub mod process_id;
 pub mod pty;
+pub mod quota;
 pub mod resolve_beneath;
 pub mod rlimit;
 pub mod seccomp;

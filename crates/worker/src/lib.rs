@@ -36,12 +36,13 @@ use codelia_telemetry::{
 use codelia_types::{Mode, TenantId, WorkerId};
 use futures::future::{FusedFuture, FutureExt};
 use tokio::{
-    task::{JoinError, JoinHandle},
+    task::{JoinError, JoinHandle, spawn_blocking},
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
+pub use disk::{DiskChoice, DiskError, DiskReport, Missing, check_disk};
 pub use egress::TrustError;
 pub use health::Health;
 
@@ -111,6 +112,8 @@ pub struct Options {
     pub read_timeout: Duration,
     /// Where control groups are created.
     pub cgroup_parent: CgroupParent,
+    /// What limits the disk space of sessions.
+    pub disk: DiskChoice,
 }
 
 /// The settings of the egress proxy. Secrets are only in the files that it reads.
@@ -182,6 +185,9 @@ pub enum Error {
     /// The session root cannot be used.
     #[error(transparent)]
     Root(#[from] RootError),
+    /// The chosen mechanism of disk limits does not work.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
     /// No backend passed its probe.
     #[error("no sandbox mode is usable on this host (run `codelia doctor` to see why)")]
     NoMode,
@@ -258,7 +264,7 @@ impl Service {
     ) -> Result<Self, Error> {
         check(&options)?;
         metrics().start_worker(egress::attempts());
-        let root = SessionRoot::open(&options.root, options.uids)?;
+        let root = open_root(&options)?;
         let trust = Egress::trust_store(&options)?;
         let canaries = options.canary_files.then(Canaries::new).transpose().map_err(Error::Canaries)?;
         let backends = Backends::probe(backends, root.untraversable_ancestor()).await;
@@ -320,6 +326,10 @@ impl Service {
         // Its control group is next to those of the sandboxes, whose parent goes last.
         worker.egress.shut_down().await;
         worker.backends.shut_down();
+        let root = worker.root.clone();
+        if let Err(error) = spawn_blocking(move || root.close_sessions(true)).await {
+            tracing::error!(%error, "cannot close the directories of sessions");
+        }
         // The worker has left: nothing may renew its lease or register it again. This stops the
         // server too.
         drop(tasks);
@@ -334,6 +344,17 @@ impl Service {
             }
         }
     }
+}
+
+/// Opens the session root with what limits the disk space of sessions.
+fn open_root(options: &Options) -> Result<SessionRoot, Error> {
+    let root = SessionRoot::open(&options.root, options.uids)?;
+    let (quota, report) = disk::choose(root.path(), options.disk, root.has_separate_users())?;
+    for (mechanism, missing) in &report.rejected {
+        tracing::info!(%mechanism, reason = %missing, "disk limits: mechanism not available");
+    }
+    tracing::info!(mechanism = %report.mechanism, "disk limits");
+    Ok(root.with_quota(quota))
 }
 
 /// Gives the lease up and kills everything that runs under it.

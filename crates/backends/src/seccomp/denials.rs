@@ -91,6 +91,10 @@ const TIOCSTI: u64 = 0x5412;
 const TIOCLINUX: u64 = 0x541c;
 const TIOCSETD: u64 = 0x5423;
 
+/// `FS_IOC_FSSETXATTR` and `FS_IOC_SETFLAGS`.
+const FSSETXATTR: u64 = 0x401c_5820;
+const SETFLAGS: u64 = 0x4008_6602;
+
 const RLIMIT_CORE: u64 = 4;
 
 /// The bits of an I/O priority that hold its class.
@@ -177,6 +181,15 @@ pub(super) const DENIALS: &[DenialGroup] = &[
         what: "`ioctl` with `TIOCSTI`, `TIOCLINUX`, `TIOCSETD`",
         why: "they type into a terminal, control a console, or load line disciplines",
         denials: &[ioctl(TIOCSTI), ioctl(TIOCLINUX), ioctl(TIOCSETD)],
+    },
+    DenialGroup {
+        what: "`ioctl` with `FS_IOC_FSSETXATTR`, `FS_IOC_SETFLAGS`",
+        why: "they take a file out of the project whose disk quota counts it; programs that set file \
+              attributes (`chattr`, databases that turn copy-on-write off) continue without",
+        denials: &[
+            if_one("ioctl", equal(1, INT, FSSETXATTR), Fail(Errno::PERM)),
+            if_one("ioctl", equal(1, INT, SETFLAGS), Fail(Errno::PERM)),
+        ],
     },
     DenialGroup {
         what: "`setrlimit` and `prlimit64` that change `RLIMIT_CORE`",

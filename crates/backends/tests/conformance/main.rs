@@ -26,6 +26,7 @@ mod overlays;
 mod policies;
 mod pools;
 mod programs;
+mod quotas;
 mod reads;
 #[path = "../../../../tests/src/require.rs"]
 mod require;

@@ -39,7 +39,7 @@ const LIMITS: [&str; 7] = [
 const MODES: [&str; 3] = ["bwrap", "nsjail", "logical"];
 
 /// Other cases that run in the VM.
-const OTHERS: [&str; 31] = [
+const OTHERS: [&str; 37] = [
     "limits::bwrap::socket_buffers_count_as_memory",
     "near_limits::bwrap::memory_near_limit_is_reported",
     "near_limits::bwrap_alone::cached_files_are_not_near_the_limit",
@@ -71,11 +71,20 @@ const OTHERS: [&str; 31] = [
     "limits::native::pids_limit_is_reported_as_outcome",
     "cleanup::native::discarded_sandbox_leaves_nothing",
     "unprivileged::native_suite_passes_for_unprivileged_user",
+    "quotas::bwrap::project_quota_refuses_bytes_and_inodes",
+    "quotas::bwrap::user_quota_refuses_bytes_and_inodes",
+    "quotas::bwrap::command_cannot_leave_project",
+    "quotas::nsjail::project_quota_refuses_bytes_and_inodes",
+    "quotas::native::project_quota_refuses_bytes_and_inodes",
+    "quotas::native::user_quota_refuses_bytes_and_inodes",
 ];
+
+/// Modules of its kernel, in the order in which they are loaded.
+const MODULES: [&str; 3] = ["overlay.ko", "quota_tree.ko", "quota_v2.ko"];
 
 /// Environment of the suite in the VM.
 const SETTINGS: &str = "export CODELIA_INIT=/codelia/codelia-init CODELIA_NSJAIL=/codelia/nsjail
-export CODELIA_TEST_CGROUP_PARENT=service/worker CODELIA_TEST_REQUIRE=bwrap,nsjail,native,cgroup,cgroup2,python,root,processors,core_pattern
+export CODELIA_TEST_CGROUP_PARENT=service/worker CODELIA_TEST_REQUIRE=bwrap,nsjail,native,cgroup,cgroup2,python,root,processors,core_pattern,quota
 export CODELIA_TEST_USER_CASES='limits::bwrap::memory limits::bwrap::pids limits::bwrap::threads environment::bwrap::workspace_is'
 export CODELIA_TEST_NATIVE_USER_CASES='limits::native::memory limits::native::pids cleanup::native::discarded'
 export CODELIA_TEST_WATCHED_CASES='watched::bwrap::memory watched::bwrap::too watched::bwrap::cpu watched::bwrap::isolated watched::bwrap::strict'
@@ -97,7 +106,7 @@ fn cases() -> Vec<String> {
 fn vm_dir() -> Option<PathBuf> {
     let built = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("vm");
     let dir = env::var_os("CODELIA_TEST_VM").map_or(built, PathBuf::from);
-    if !["kernel", "overlay.ko", "tree.cpio"].iter().all(|name| dir.join(name).is_file()) {
+    if !["kernel", "tree.cpio"].iter().chain(&MODULES).all(|name| dir.join(name).is_file()) {
         skip("vm", format!("{} has no VM: run scripts/vm", dir.display()));
         return None;
     }
@@ -127,7 +136,9 @@ fn stage(vm: &Path, dir: &Path) -> io::Result<()> {
             fs::copy(&library, libraries.join(library.file_name().unwrap()))?;
         }
     }
-    fs::copy(vm.join("overlay.ko"), dir.join("codelia/overlay.ko"))?;
+    for module in MODULES {
+        fs::copy(vm.join(module), dir.join("codelia").join(module))?;
+    }
     fs::write(dir.join("codelia/settings"), SETTINGS)?;
     fs::write(dir.join("codelia/cases"), cases().join("\n"))?;
     for (name, text) in [("init", include_str!("vm.sh")), ("codelia/core-handler", CORE_HANDLER)] {
@@ -156,10 +167,11 @@ fn archive(vm: &Path, staged: &Path, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Formats a disk for session files. A file system in memory has no I/O rates.
+/// Formats a disk for session files, with quotas. A file system in memory has no I/O rates.
 fn format_disk(path: &Path) -> io::Result<()> {
     File::create(path)?.set_len(DISK_BYTES)?;
-    let made = Command::new("mkfs.ext4").args(["-q", "-F"]).arg(path).status()?;
+    let quotas = ["-O", "quota,project", "-E", "quotatype=usrquota:prjquota"];
+    let made = Command::new("mkfs.ext4").args(["-q", "-F"]).args(quotas).arg(path).status()?;
     assert!(made.success(), "mkfs.ext4: {made}");
     Ok(())
 }

@@ -13,9 +13,11 @@ mount -t devtmpfs dev /dev
 mkdir -p /dev/pts /dev/shm
 mount -t devpts -o ptmxmode=666 pts /dev/pts
 mount -t tmpfs shm /dev/shm
-mount /dev/nvme0n1 /tmp
+for module in overlay quota_tree quota_v2; do
+    perl -e '$o = ""; open(M, "<", $ARGV[0]) and syscall(313, fileno(M), $o, 0) == 0 or die "$ARGV[0]: $!"' /codelia/$module.ko
+done
+mount -o usrquota,prjquota /dev/nvme0n1 /tmp
 chmod 1777 /tmp
-perl -e '$o = ""; open(M, "<", "/codelia/overlay.ko") and syscall(313, fileno(M), $o, 0) == 0 or die "overlay: $!"'
 mount -t cgroup2 -o nsdelegate groups /sys/fs/cgroup
 
 # Delegate a group as a service manager does, with a leaf for the processes that use it.

@@ -59,6 +59,7 @@ pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> 
         check_user_namespaces().await,
         check_cgroups(),
         check_egress(&modes),
+        check_disk(config),
     ];
     if output.is_json() {
         let modes: Vec<Value> = modes.iter().map(mode_json).collect();
@@ -197,6 +198,21 @@ fn check_cgroups() -> Check {
         found: format!("{version}: {}", controllers.trim()),
         remedy: "enable cpu, memory and pids: limits need them",
     }
+}
+
+/// What limits the disk space of sessions, and why nothing better does.
+fn check_disk(config: &Config) -> Check {
+    let root = config.sandbox_root();
+    let existing = root.ancestors().find(|path| path.is_dir()).unwrap_or(&root);
+    let report = codelia_worker::check_disk(existing, config.worker.disk, options::separates_users());
+    let (ok, found) = match report {
+        Ok(report) => {
+            let rejected = report.rejected.iter().map(|(other, missing)| format!("; no {other}: {missing}"));
+            (true, report.mechanism.to_string() + &rejected.collect::<String>())
+        }
+        Err(error) => (false, error.to_string()),
+    };
+    Check { name: "disk limits", ok, found, remedy: "correct worker.disk, or provide what it needs" }
 }
 
 /// How network mode `proxy` reaches programs that know no proxy: by local routes in the sandbox.

@@ -120,6 +120,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("worker.drain_grace_seconds", "CODELIA_WORKER_DRAIN_GRACE_SECONDS", Integer).unset("30; 2 for `up`"),
     key("worker.file_call_timeout_seconds", "CODELIA_WORKER_FILE_CALL_TIMEOUT_SECONDS", Integer).or("60"),
     key("worker.min_free_memory_mb", "CODELIA_WORKER_MIN_FREE_MEMORY_MB", Integer).or("256").formerly("worker.spare_memory_mb", "CODELIA_WORKER_SPARE_MEMORY_MB"),
+    key("worker.disk", "CODELIA_WORKER_DISK", Text).or("auto"),
     key("sandbox.mode", "CODELIA_SANDBOX_MODE", Text).unset("the strongest usable mode"),
     key("sandbox.root", "CODELIA_SANDBOX_ROOT", Text).unset("DATA_DIR/worker"),
     key("sandbox.ttl_seconds", "CODELIA_SANDBOX_TTL_SECONDS", Integer).or("3600"),

@@ -171,6 +171,8 @@ pub(crate) struct Worker {
     pub(crate) file_call_timeout_seconds: NonZeroU64,
     /// Below this, the worker discards prepared sandboxes.
     pub(crate) min_free_memory_mb: u64,
+    /// What limits the disk space of sessions.
+    pub(crate) disk: codelia_worker::DiskChoice,
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -57,6 +57,7 @@ pub(crate) fn worker(
         open_files: connections::open_files(),
         cgroup_parent: backends::cgroup_parent(config),
         egress: egress(config)?,
+        disk: worker.disk,
     })
 }
 

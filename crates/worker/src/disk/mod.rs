@@ -5,11 +5,15 @@
 //! own writes may be exempt from quotas.
 
 mod account;
+mod choice;
+mod image;
 mod monitor;
 mod open_files;
+mod project_quota;
 mod quota;
 mod run_watch;
 mod scan;
+mod user_quota;
 
 use std::{
     collections::HashMap,
@@ -24,7 +28,9 @@ use codelia_types::{DiskMechanism, DiskUsage, Mode, SessionId};
 use tokio::{runtime::Handle, sync::Notify, task::spawn_blocking};
 
 use self::{account::Account, monitor::Begun, run_watch::RunWatch, scan::Found};
+pub use self::choice::{DiskChoice, DiskError, DiskReport, Missing, check_disk};
 pub(crate) use self::{
+    choice::choose,
     quota::{Quota, Target},
     run_watch::WatchedRun,
 };

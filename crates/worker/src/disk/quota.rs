@@ -1,6 +1,9 @@
 //! What a mechanism of the kernel provides.
 
-use std::{fmt, io, path::PathBuf};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+};
 
 use codelia_policy::{DiskLimits, Ids};
 use codelia_types::{DiskMechanism, DiskUsage, Mode, SessionId};
@@ -31,6 +34,32 @@ pub(crate) trait Quota: fmt::Debug + Send + Sync {
     /// run.
     fn usage(&self, target: &Target) -> io::Result<DiskUsage>;
 
-    /// The worker gives the session up. Its limits stay, since its files do.
+    /// The worker gives the session up. Its limits stay, since its files do. Does not block.
     fn forget(&self, target: &Target);
+
+    /// The worker has just taken a session; nothing has used its directory, which may be absent.
+    fn open(&self, _session: SessionId, _directory: &Path, _limits: DiskLimits) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// The directories of a session exist and have their owner: its own one, and those in it that are
+    /// created with it. Nothing else is in them if the session is new.
+    fn adopt(&self, _directory: &Path, _inner: &[PathBuf], _ids: Ids) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// A session is about to be removed; nothing uses its files. Returns the bytes that this freed.
+    /// After a failure, the same call continues.
+    fn remove(&self, _session: SessionId, _directory: &Path) -> io::Result<u64> {
+        Ok(0)
+    }
+
+    /// Frees what sessions had that were forgotten since the last call, or with `all` what any session
+    /// has: the worker stops.
+    fn close(&self, _all: bool) {}
+
+    /// All files of a session are removed, and its user has no session any more.
+    fn release(&self, _uid: u32) -> io::Result<()> {
+        Ok(())
+    }
 }

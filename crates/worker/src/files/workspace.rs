@@ -189,9 +189,9 @@ impl Workspace {
     }
 
     /// A directory for entries that are about to be removed or put in place atomically. It is on
-    /// the session's file system, out of its reach, and emptied by the janitor.
+    /// the session's file system, out of its reach, and emptied when a worker takes the session.
     pub(crate) fn trash(&self) -> PathBuf {
-        self.held.root.trash()
+        self.held.root.session_trash(self.session)
     }
 
     /// A directory for imports that are not complete. It is next to the workspace, out of reach of

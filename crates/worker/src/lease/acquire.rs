@@ -176,8 +176,9 @@ impl SessionLeases {
     /// whose row says so and drops all others, except those that wait for a decision. Their row cannot
     /// change any more: this worker has taken the lease.
     async fn finish_transactions(&self, lease: &Lease) -> Result<Option<Hold>, RootError> {
-        let (id, root) = (lease.session, self.root.clone());
-        let found = file_work(move || root.transactions(id)).await?;
+        let (id, root, limits) = (lease.session, self.root.clone(), lease.spec.limits.disk());
+        let open = move || root.open_session(id, limits).and_then(|()| root.transactions(id));
+        let found = file_work(open).await?;
         let mut hold = None;
         for transaction in found {
             let state = self.decided(lease, &transaction).await?;

@@ -55,6 +55,12 @@ impl Janitor {
     pub(crate) async fn sweep(&self) -> Result<(), Error> {
         self.sessions.trim_spares(self.memory_is_short());
         self.report_metrics();
+        let root = self.root.clone();
+        blocking(move || {
+            root.close_sessions(false);
+            Ok(())
+        })
+        .await;
         let current = self.lease.current();
         if !current.is_live() {
             return Ok(());

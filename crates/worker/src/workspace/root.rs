@@ -1,22 +1,24 @@
 //! The session root: the directory tree that holds one directory for each session.
 //!
 //! `sessions/ID` belongs to the worker and lets only the session's own user pass. In it are the
-//! workspace, which the session's commands own and may open to everyone, its overlays, and imports
-//! that are not complete.
+//! workspace, which the session's commands own and may open to everyone, its overlays, its trash, and
+//! imports that are not complete. It may be the mount point of an image.
 
 use std::{
     fs::{self, DirBuilder, File},
     io::{self, ErrorKind, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, lchown},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use codelia_policy::Ids;
+use codelia_policy::{DiskLimits, Ids};
 use codelia_types::{LeaseEpoch, RunId, SessionId};
 use uuid::Uuid;
 
 use crate::{
     UidRange,
+    disk::Quota,
     workspace::{transaction::Transaction, trash, user_ids::SessionUsers},
 };
 
@@ -46,6 +48,8 @@ impl RootError {
 pub(crate) struct SessionRoot {
     path: PathBuf,
     users: SessionUsers,
+    /// What limits the disk space of sessions, unless they are scanned.
+    quota: Option<Arc<dyn Quota>>,
     /// Identifies the tree; workers that share it have the same id.
     pub(crate) id: Uuid,
 }
@@ -55,7 +59,7 @@ impl SessionRoot {
     pub(crate) fn open(path: &Path, uids: Option<UidRange>) -> Result<Self, RootError> {
         let (path, id) = identify(path)?;
         let users = SessionUsers::open(&path, uids);
-        let root = Self { id, path, users };
+        let root = Self { id, path, users, quota: None };
         create_private(&root.sessions())?;
         create_private(&root.trash())?;
         if root.users.are_separate() {
@@ -69,9 +73,45 @@ impl SessionRoot {
         Ok(root)
     }
 
-    /// The tree's directory.
+    /// Limits the disk space of sessions by a mechanism of the kernel.
+    pub(crate) fn with_quota(self, quota: Option<Arc<dyn Quota>>) -> Self {
+        Self { quota, ..self }
+    }
+
+    /// What limits the disk space of sessions, unless they are scanned.
+    pub(crate) fn quota(&self) -> Option<Arc<dyn Quota>> {
+        self.quota.clone()
+    }
+
+    /// The directory itself.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether each session has its own user.
+    pub(crate) fn has_separate_users(&self) -> bool {
+        self.users.are_separate()
+    }
+
+    /// Makes the directory of a session that this worker has just taken usable, if it exists.
+    pub(crate) fn open_session(&self, id: SessionId, limits: DiskLimits) -> Result<(), RootError> {
+        let directory = self.session_parent(id);
+        let opened = self.quota.as_ref().map_or(Ok(()), |quota| quota.open(id, &directory, limits));
+        opened.map_err(RootError::at("limit the disk space of", &directory))?;
+        match DirBuilder::new().mode(0o700).create(self.session_trash(id)) {
+            // A new session has no directory yet.
+            Err(error) if !matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => {
+                Err(RootError::at("create the trash of", &directory)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Frees what sessions had that the worker gave up, or with `all` what any session has.
+    pub(crate) fn close_sessions(&self, all: bool) {
+        if let Some(quota) = &self.quota {
+            quota.close(all);
+        }
     }
 
     /// The workspace of a session.
@@ -88,14 +128,26 @@ impl SessionRoot {
         self.session_parent(id).join("workspace.imports")
     }
 
-    /// Moves imports that were interrupted to the trash.
-    fn discard_imports(&self, id: SessionId) -> Result<(), RootError> {
-        let imports = self.imports(id);
-        match fs::rename(&imports, self.trash().join(Uuid::new_v4().to_string())) {
+    /// The trash of a session. It is on the session's file system and counts as its files.
+    pub(crate) fn session_trash(&self, id: SessionId) -> PathBuf {
+        self.session_parent(id).join("workspace.trash")
+    }
+
+    /// Removes interrupted imports and what an earlier worker left in the trash of the session.
+    fn discard_leftovers(&self, id: SessionId) -> Result<(), RootError> {
+        let (imports, trash) = (self.imports(id), self.session_trash(id));
+        create_private(&trash)?;
+        match fs::rename(&imports, trash.join(Uuid::new_v4().to_string())) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(RootError::at("move to the trash", &imports)(error))
+                return Err(RootError::at("move to the trash", &imports)(error));
             }
-            _ => Ok(()),
+            _ => {}
+        }
+        match fs::rename(&trash, self.trash().join(Uuid::new_v4().to_string())) {
+            Ok(()) => create_private(&trash),
+            // The session has a file system of its own.
+            Err(error) if error.kind() == ErrorKind::CrossesDevices => empty(&trash).map(drop),
+            Err(error) => Err(RootError::at("move to the trash", &trash)(error)),
         }
     }
 
@@ -110,12 +162,16 @@ impl SessionRoot {
         let (parent, path) = (self.session_parent(id), self.session(id));
         create_if_absent(&parent)?;
         let existed = !create_if_absent(&path)?;
-        self.discard_imports(id)?;
+        self.discard_leftovers(id)?;
         let ids = self.users.assign(id, &path).map_err(RootError::at("change the owner of", &path))?;
         if self.users.are_separate() {
             // A setuid file in an open workspace is out of reach of the host's other users.
             lchown(&parent, None, Some(ids.gid)).map_err(RootError::at("change the group of", &parent))?;
             set_mode(&parent, 0o710)?;
+        }
+        if let Some(quota) = &self.quota {
+            let adopted = quota.adopt(&parent, &[path, self.session_trash(id)], ids);
+            adopted.map_err(RootError::at("limit the disk space of", &parent))?;
         }
         Ok((existed, ids))
     }
@@ -125,8 +181,12 @@ impl SessionRoot {
     pub(crate) fn remove_session(&self, id: SessionId) -> Result<u64, RootError> {
         let (from, name) = (self.session_parent(id), id.to_string());
         let owner = self.users.owner(&from).or_else(|| self.users.owner(&self.trash().join(&name)));
-        let bytes = self.discard(&from, &name)?;
+        let removed = self.quota.as_ref().map_or(Ok(0), |quota| quota.remove(id, &from));
+        let removed = removed.map_err(RootError::at("remove the disk image of", &from))?;
+        let bytes = removed + self.discard(&from, &name)?;
         if let Some(uid) = owner {
+            let released = self.quota.as_ref().map_or(Ok(()), |quota| quota.release(uid));
+            released.map_err(RootError::at("remove the quota of", &from))?;
             self.users.free(id, uid).map_err(RootError::at("free the user id of", &from))?;
         }
         Ok(bytes)
@@ -144,13 +204,14 @@ impl SessionRoot {
 
     /// The transaction of a run, whether it exists or not.
     pub(crate) fn transaction(&self, id: SessionId, run: RunId, epoch: LeaseEpoch) -> Transaction {
-        Transaction::new(run, epoch, self.session(id), self.trash())
+        Transaction::new(run, epoch, self.session(id), self.session_trash(id))
     }
 
     /// The transactions that a session has.
     pub(crate) fn transactions(&self, id: SessionId) -> Result<Vec<Transaction>, RootError> {
         let path = self.session(id);
-        Transaction::find(&path, &self.trash()).map_err(RootError::at("list transactions of", &path))
+        Transaction::find(&path, &self.session_trash(id))
+            .map_err(RootError::at("list transactions of", &path))
     }
 
     /// Finishes the transaction of a session that this worker has just taken.
@@ -164,11 +225,9 @@ impl SessionRoot {
 
     /// Removes what interrupted removals left in the trash.
     pub(crate) fn empty_trash(&self) -> Result<u64, RootError> {
-        let trash = self.trash();
-        let mut bytes = 0;
-        for entry in fs::read_dir(&trash).map_err(RootError::at("list", &trash))? {
-            let name = entry.map_err(RootError::at("list", &trash))?.file_name();
-            bytes += trash::remove(&trash, Path::new(&name)).map_err(RootError::at("empty", &trash))?;
+        let mut bytes = empty(&self.trash())?;
+        for id in self.list_sessions()? {
+            bytes += empty(&self.session_trash(id))?;
         }
         Ok(bytes)
     }
@@ -243,6 +302,20 @@ pub(super) fn identify(path: &Path) -> Result<(PathBuf, Uuid), RootError> {
 fn create_private(path: &Path) -> Result<(), RootError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(RootError::at("create", path))?;
     set_mode(path, 0o700)
+}
+
+/// Removes everything in a trash. A missing one is empty.
+fn empty(trash: &Path) -> Result<u64, RootError> {
+    let entries = match fs::read_dir(trash) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+        entries => entries.map_err(RootError::at("list", trash))?,
+    };
+    let mut bytes = 0;
+    for entry in entries {
+        let name = entry.map_err(RootError::at("list", trash))?.file_name();
+        bytes += trash::remove(trash, Path::new(&name)).map_err(RootError::at("empty", trash))?;
+    }
+    Ok(bytes)
 }
 
 /// Creates one directory, only for the worker. Returns whether it was absent.

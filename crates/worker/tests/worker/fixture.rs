@@ -334,6 +334,7 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, settings: Settings) 
         open_files: 1024,
         egress: codelia_worker::EgressOptions::default(),
         cgroup_parent: codelia_backends::CgroupParent::default(),
+        disk: codelia_worker::DiskChoice::Auto,
     }
 }
 
