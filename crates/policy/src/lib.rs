@@ -60,7 +60,7 @@ pub use flags::{
 };
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
 pub use host_sets::{HOST_SETS, HostSet};
-pub use limits::{Ceilings, Limit, LimitError, Limits, LimitsRequest, display_duration};
+pub use limits::{Ceilings, DiskLimits, Limit, LimitError, Limits, LimitsRequest, display_duration};
 pub use mounts::{Mount, SANDBOX_IDS, WORKSPACE, overlays_dir, transactions_dir};
 pub use network::{NetworkApproval, predicts_network};
 pub use path_trie::PathTrie;

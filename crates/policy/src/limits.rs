@@ -190,7 +190,30 @@ impl Default for Limits {
     }
 }
 
+/// The limits of all files of a session together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DiskLimits {
+    /// See [`Limits::disk_bytes`].
+    pub bytes: u64,
+    /// See [`Limits::inodes`].
+    pub inodes: u64,
+}
+
+impl DiskLimits {
+    /// The lower of these limits and `other`, each.
+    #[must_use]
+    pub fn lowered_to(self, other: Self) -> Self {
+        Self { bytes: self.bytes.min(other.bytes), inodes: self.inodes.min(other.inodes) }
+    }
+}
+
 impl Limits {
+    /// The limits of the session's files.
+    #[must_use]
+    pub fn disk(&self) -> DiskLimits {
+        DiskLimits { bytes: self.disk_bytes, inodes: self.inodes }
+    }
+
     /// These limits, each lowered to its cap.
     #[must_use]
     pub fn within(&self, caps: &LimitsRequest) -> Self {

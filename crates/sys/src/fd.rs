@@ -61,6 +61,15 @@ pub fn is_on_read_only_mount(path: &Path) -> Result<bool, Errno> {
     Ok(rustix::fs::statvfs(path)?.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
+/// The free space of the file system that has a file, for users other than root.
+///
+/// # Errors
+/// As `statvfs(3)`.
+pub fn free_bytes(path: &Path) -> Result<u64, Errno> {
+    let found = rustix::fs::statvfs(path)?;
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
 /// Whether a descriptor refers to a directory.
 ///
 /// # Errors

@@ -6,6 +6,7 @@
 
 mod changes;
 mod command;
+mod disk;
 mod id;
 mod lease;
 mod mode;
@@ -17,6 +18,7 @@ mod violation;
 
 pub use changes::{Change, ChangeKind, ChangedFile, Changes, ChangesState, TransactionMode};
 pub use command::{CommandSpec, SecretEnv, TerminalSize};
+pub use disk::{DiskMechanism, DiskUsage};
 pub use id::{
     ApprovalId, FlagId, Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, ToolId,
     WorkerId,

@@ -94,6 +94,8 @@ pub struct Options {
     pub file_call_timeout: Duration,
     /// With less free memory on the host than this, the worker keeps no spare sandboxes.
     pub min_free_memory_bytes: u64,
+    /// With less free space for sessions than this, the worker takes no new sessions and starts no runs.
+    pub disk_reserve_bytes: u64,
     /// A mode that must be usable: without it the worker does not start.
     pub required_mode: Option<Mode>,
     /// Gives each session its own user and group, if the worker may change the owner of files.

@@ -171,6 +171,8 @@ pub(crate) struct Worker {
     pub(crate) file_call_timeout_seconds: NonZeroU64,
     /// Below this, the worker discards prepared sandboxes.
     pub(crate) min_free_memory_mb: u64,
+    /// With less free for sessions, the worker takes no new ones and starts no runs.
+    pub(crate) disk_reserve_mb: u64,
 }
 
 #[derive(Debug, Clone, Deserialize)]
