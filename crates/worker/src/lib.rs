@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod canary;
+mod disk;
 mod egress;
 mod fault;
 mod files;
