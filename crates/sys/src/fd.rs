@@ -61,13 +61,14 @@ pub fn is_on_read_only_mount(path: &Path) -> Result<bool, Errno> {
     Ok(rustix::fs::statvfs(path)?.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
-/// The free space of the file system that has a file, for users other than root.
+/// The size of the file system that has a file, and what of it is free for users other than root, in bytes.
 ///
 /// # Errors
 /// As `statvfs(3)`.
-pub fn free_bytes(path: &Path) -> Result<u64, Errno> {
+pub fn size_and_free(path: &Path) -> Result<(u64, u64), Errno> {
     let found = rustix::fs::statvfs(path)?;
-    Ok(found.f_bavail.saturating_mul(found.f_frsize))
+    let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+    Ok((bytes(found.f_blocks), bytes(found.f_bavail)))
 }
 
 /// Whether a descriptor refers to a directory.

@@ -11,6 +11,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     Options,
+    disk::{Disk, DiskReporter, Space},
     egress::Egress,
     files::{FileService, Workspaces},
     lease::{
@@ -66,6 +67,7 @@ pub(crate) struct Worker {
     pub(crate) wakeups: Arc<Wakeups>,
     pub(crate) egress: Arc<Egress>,
     pub(crate) flags: Arc<FlagTally>,
+    pub(crate) disk_reporter: DiskReporter,
 }
 
 /// State that most parts share.
@@ -83,6 +85,8 @@ struct Shared {
     egress: Arc<Egress>,
     /// What happens under mode flags.
     flags: Arc<FlagTally>,
+    disk: Arc<Disk>,
+    space: Arc<Space>,
 }
 
 impl Worker {
@@ -110,6 +114,7 @@ impl Worker {
             registration: shared.registration(options, &address, dispatcher.clone()),
             janitor: shared.janitor(options, leases.clone()),
             drainer: shared.drainer(options, poller.clone(), dispatcher.clone()),
+            disk_reporter: shared.disk_reporter(),
             address,
             poller,
             dispatcher,
@@ -147,7 +152,7 @@ impl Worker {
             lease: self.lease.clone(),
             call_timeout: self.file_call_timeout,
         };
-        FileService::new(workspaces, self.janitor.decider.clone())
+        FileService::new(workspaces, self.janitor.decider.clone(), self.disk_reporter.space.clone())
     }
 }
 
@@ -166,6 +171,8 @@ impl Shared {
             lease: LeaseHandle::new(options.id.clone(), WorkerLease::none()),
             sessions: Arc::new(Sessions::new(spares)),
             runs: Arc::new(RunRegistry::new()),
+            disk: Arc::new(Disk::new(&options.root, None)),
+            space: Arc::new(Space::new(&options.root, options.disk_reserve_bytes)),
             slots: Arc::new(SlotQueue::new(options.slots, MAX_WAITING)),
             root: Arc::new(root),
             backends: Arc::new(backends),
@@ -201,6 +208,7 @@ impl Shared {
             wakeups: self.wakeups.clone(),
             egress: self.egress.clone(),
             flags: self.flags.clone(),
+            space: self.space.clone(),
             kill_grace: options.kill_grace,
             read_timeout: options.read_timeout,
             escape: options.escape,
@@ -228,6 +236,7 @@ impl Shared {
             runs: self.runs.clone(),
             root: self.root.clone(),
             spares,
+            space: self.space.clone(),
             drain: self.drain.clone(),
             wakeups: self.wakeups.clone(),
         })
@@ -298,6 +307,18 @@ impl Shared {
             backends: self.backends.clone(),
             removals: RemovalBackoff::default(),
             min_free_memory_bytes: options.min_free_memory_bytes,
+        }
+    }
+
+    fn disk_reporter(&self) -> DiskReporter {
+        DiskReporter {
+            store: self.store.clone(),
+            lease: self.lease.clone(),
+            sessions: self.sessions.clone(),
+            runs: self.runs.clone(),
+            disk: self.disk.clone(),
+            space: self.space.clone(),
+            memory: Mutex::default(),
         }
     }
 

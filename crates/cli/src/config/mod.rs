@@ -172,7 +172,7 @@ pub(crate) struct Worker {
     /// Below this, the worker discards prepared sandboxes.
     pub(crate) min_free_memory_mb: u64,
     /// With less free for sessions, the worker takes no new ones and starts no runs.
-    pub(crate) disk_reserve_mb: u64,
+    pub(crate) disk_reserve_mb: Option<u64>,
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -6,7 +6,9 @@
 
 mod account;
 mod quota;
+mod report;
 mod run_watch;
+mod space;
 
 use std::{
     collections::HashMap,
@@ -22,8 +24,11 @@ use tokio::sync::Notify;
 use self::account::Account;
 pub(crate) use self::{
     quota::{Quota, Target},
+    report::DiskReporter,
     run_watch::RunWatch,
+    space::Space,
 };
+pub use self::space::root_space;
 
 /// A session has no room for what a call wants to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

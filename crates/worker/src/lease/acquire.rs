@@ -10,7 +10,9 @@ use futures::{TryStreamExt, stream};
 use tokio::time::Instant;
 
 use crate::{
-    canary, fault,
+    canary,
+    disk::Space,
+    fault,
     lease::{
         drain_state::DrainState,
         sessions::{Hold, Holding, Sessions},
@@ -37,6 +39,7 @@ pub(crate) struct SessionLeases {
     pub(crate) runs: Arc<RunRegistry>,
     pub(crate) root: Arc<SessionRoot>,
     pub(crate) spares: Arc<SpareMaker>,
+    pub(crate) space: Arc<Space>,
     pub(crate) drain: Arc<DrainState>,
     pub(crate) wakeups: Arc<Wakeups>,
 }
@@ -51,6 +54,10 @@ impl SessionLeases {
             self.sessions.queued.mark(id);
             self.wakeups.poll.notify_one();
             return Ok(Some(epoch));
+        }
+        // Those that have their files here can be taken to remove some.
+        if is_new && self.space.is_short() {
+            return Ok(None);
         }
         if self.drain.is_draining() || !current.is_live() || !self.sessions.begin_acquire(id) {
             return Ok(None);
