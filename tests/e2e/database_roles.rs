@@ -6,7 +6,7 @@ use codelia_proto::v1::{
     outcome::Kind::{self, Exited},
 };
 use codelia_store::{Options, Store};
-use codelia_tests::{Cluster, ClusterOptions, Database, Exec, shell};
+use codelia_tests::{Cluster, ClusterOptions, Database, Exec, eventually, shell};
 use rustix::process::Signal;
 
 /// The URL of a database as a role. The role of the login is superuser in tests.
@@ -41,6 +41,11 @@ async fn parts_work_under_their_roles() -> Result<()> {
     let session = client.session().await?;
     let seen = client.exec(&session.name, "echo hello").await?;
     assert_eq!((seen.stdout_text().as_str(), seen.outcome()), ("hello\n", Exited(0)));
+
+    eventually("the worker reports what the session uses", || async {
+        client.get_session(&session.name).await.ok()?.disk
+    })
+    .await;
 
     let mut waiting = Exec::start(&client, shell(&session.name, "sleep 1000")).await?;
     waiting.until_started().await?;

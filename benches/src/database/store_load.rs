@@ -38,6 +38,7 @@ impl StoreLoad {
             queued_runs: 1_000_000_000,
             requests_per_second: 1_000_000_000,
             output_bytes: 1 << 60,
+            disk_bytes: 1 << 60,
         };
         let tenant: TenantId = "load".parse()?;
         store.tenant_create(&tenant, quotas).await?;

@@ -43,6 +43,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
             AUDITED_FIELDS.contains(&first).then(|| field.clone())
         }
         ApiError::QuotaExceeded { quota } => Some(format!("quotas.{quota}")),
+        ApiError::DiskQuotaExceeded { .. } => Some("quotas.disk_bytes".to_owned()),
         ApiError::ModeNotAllowed { .. } | ApiError::BelowFloor { .. } | ApiError::ModeUnavailable { .. } => {
             Some("mode".to_owned())
         }

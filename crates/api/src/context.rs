@@ -11,7 +11,7 @@ use crate::{
     files::Traversals,
     flags::FlagRules,
     options::Options,
-    quota::{OutputQuota, RunQuota, SessionQuota},
+    quota::{RunQuota, SessionQuota, StorageQuota},
     rate_limit::RateLimits,
     rules::Rules,
     session_cache::SessionCache,
@@ -34,7 +34,7 @@ pub(crate) struct Context {
     pub(crate) traversals: Traversals,
     /// Tools that runs named lately.
     pub(crate) tools: ToolCache,
-    pub(crate) output_quota: OutputQuota,
+    pub(crate) storage_quota: StorageQuota,
     pub(crate) run_quota: RunQuota,
     /// How fast each tenant may read lists.
     pub(crate) list_reads: RateLimits,

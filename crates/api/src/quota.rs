@@ -1,5 +1,5 @@
-//! Quotas on runs, sessions and stored output. Counting for every run or session is too expensive, so a count is reused for
-//! a short time unless it is near the quota.
+//! Quotas on runs, sessions, stored output and files. Counting for every run or session is too expensive, so a count is
+//! reused for a short time unless it is near the quota.
 
 use std::{
     hash::Hash,
@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_store::{Caller, RecentMap, Store};
+use codelia_store::{Caller, Quotas, RecentMap, Store, StoredBytes};
 use codelia_types::TenantId;
 
 use crate::status::ApiError;
@@ -20,45 +20,66 @@ const MAX_AGE_FACTOR: u32 = 50;
 /// Tenants whose numbers are kept.
 const MAX_TENANTS: usize = 4096;
 
-/// Stored output of a tenant at a point in time.
+/// What a tenant stores at a point in time.
 #[derive(Debug, Clone, Copy)]
-struct OutputUsage {
-    bytes: i64,
+struct Stored {
+    bytes: StoredBytes,
     measured_at: Instant,
 }
 
-impl OutputUsage {
-    /// Whether the sum is recent and far enough from the quota to be reused.
-    fn is_usable(&self, quota: i64, now: Instant) -> bool {
-        self.bytes <= quota / 2 && now.duration_since(self.measured_at) < MAX_AGE
+impl Stored {
+    /// Whether the sums are recent and far enough from the quotas to be reused.
+    fn is_usable(&self, quotas: &Quotas, now: Instant) -> bool {
+        self.bytes.output <= quotas.output_bytes / 2
+            && self.bytes.disk <= quotas.disk_bytes / 2
+            && now.duration_since(self.measured_at) < MAX_AGE
     }
 }
 
-/// Checks the quota on stored output.
+/// Checks the quotas on stored output and on the files of sessions.
 #[derive(Debug)]
-pub(crate) struct OutputQuota {
-    usage: Mutex<RecentMap<TenantId, OutputUsage>>,
+pub(crate) struct StorageQuota {
+    stored: Mutex<RecentMap<TenantId, Stored>>,
 }
 
-impl Default for OutputQuota {
+impl Default for StorageQuota {
     fn default() -> Self {
-        Self { usage: Mutex::new(RecentMap::new(MAX_TENANTS)) }
+        Self { stored: Mutex::new(RecentMap::new(MAX_TENANTS)) }
     }
 }
 
-impl OutputQuota {
-    /// Fails if the caller's tenant stores as much output as its quota allows.
-    pub(crate) async fn check(&self, store: &Store, caller: &Caller) -> Result<(), ApiError> {
-        let quota = caller.quotas.output_bytes;
-        let cached = lock(&self.usage).get(&caller.tenant).copied();
-        if cached.is_some_and(|usage| usage.is_usable(quota, Instant::now())) {
-            return Ok(());
+impl StorageQuota {
+    /// Fails if the caller's tenant may not store the output or the files of a run.
+    pub(crate) async fn check_run(&self, store: &Store, caller: &Caller) -> Result<(), ApiError> {
+        let stored = self.stored(store, caller).await?;
+        if stored.output >= caller.quotas.output_bytes {
+            return Err(ApiError::QuotaExceeded { quota: "output_bytes" });
         }
-        let bytes = store.tenant_output_bytes(&caller.tenant).await?;
-        let usage = OutputUsage { bytes, measured_at: Instant::now() };
-        lock(&self.usage).insert(caller.tenant.clone(), usage);
-        if bytes >= quota { Err(ApiError::QuotaExceeded { quota: "output_bytes" }) } else { Ok(()) }
+        check_disk(stored, caller)
     }
+
+    /// Fails if the files of the caller's tenant use as much as its quota allows.
+    pub(crate) async fn check_files(&self, store: &Store, caller: &Caller) -> Result<(), ApiError> {
+        check_disk(self.stored(store, caller).await?, caller)
+    }
+
+    async fn stored(&self, store: &Store, caller: &Caller) -> Result<StoredBytes, ApiError> {
+        let cached = lock(&self.stored).get(&caller.tenant).copied();
+        if let Some(stored) = cached
+            && stored.is_usable(&caller.quotas, Instant::now())
+        {
+            return Ok(stored.bytes);
+        }
+        let bytes = store.tenant_stored_bytes(&caller.tenant).await?;
+        let stored = Stored { bytes, measured_at: Instant::now() };
+        lock(&self.stored).insert(caller.tenant.clone(), stored);
+        Ok(bytes)
+    }
+}
+
+fn check_disk(stored: StoredBytes, caller: &Caller) -> Result<(), ApiError> {
+    let quota = caller.quotas.disk_bytes;
+    if stored.disk < quota { Ok(()) } else { Err(ApiError::DiskQuotaExceeded { used: stored.disk, quota }) }
 }
 
 /// What a tenant has of `N` kinds at a point in time, and how much this process inserted since.
@@ -130,9 +151,13 @@ mod tests {
     #[test]
     fn usage_is_reused_while_recent_and_below_half() {
         let at = Instant::now();
-        assert!(OutputUsage { bytes: 50, measured_at: at }.is_usable(100, at));
-        assert!(!OutputUsage { bytes: 51, measured_at: at }.is_usable(100, at));
-        assert!(!OutputUsage { bytes: 0, measured_at: at }.is_usable(100, at + MAX_AGE));
+        let quotas = Quotas { output_bytes: 100, disk_bytes: 1000, ..Quotas::default() };
+        let stored =
+            |output, disk| Stored { bytes: StoredBytes { output, disk }, measured_at: at };
+        assert!(stored(50, 500).is_usable(&quotas, at));
+        assert!(!stored(51, 0).is_usable(&quotas, at));
+        assert!(!stored(0, 501).is_usable(&quotas, at));
+        assert!(!stored(0, 0).is_usable(&quotas, at + MAX_AGE));
     }
 
     #[test]

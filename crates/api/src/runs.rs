@@ -181,7 +181,7 @@ impl Runs {
         mut request: RunRequest,
         key_version: Option<KeyVersion>,
     ) -> Result<RecordedRun, ApiError> {
-        let Context { options, store, session_cache, output_quota, run_quota, tools, .. } = &*self.context;
+        let Context { options, store, session_cache, storage_quota, run_quota, tools, .. } = &*self.context;
         let begun = Instant::now();
         let name = request.session.clone();
         let Some((session, session_spec)) = session_cache.get(store, &caller.tenant, &name).await? else {
@@ -201,7 +201,7 @@ impl Runs {
         if spec.mode != session_spec.mode {
             check_available(store, spec.mode).await?;
         }
-        output_quota.check(store, caller).await?;
+        storage_quota.check_run(store, caller).await?;
         let (id, secret_key) = (RunId::generate(), request.secret_key(options)?);
         let hash = request.fingerprint(&caller.tenant, secret_key)?;
         let secret_env = secret_key.map(|key| key.seal(id, &request.secret_env)).transpose();

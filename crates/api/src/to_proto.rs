@@ -3,7 +3,7 @@
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
     Approval, ApprovalKind, ApprovalReach, ApprovalScope, ApprovalState, IsolationFloor, Key, OutputChunk,
-    OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session, SessionEndReason, SessionState,
+    OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session, SessionDisk, SessionEndReason, SessionState,
     SpecSummary, Tenant, TenantUsage, Worker, WorkerState,
 };
 use codelia_types::{ChangesState, CommandSpec, Mode, Outcome, TransactionMode};
@@ -38,7 +38,21 @@ pub(crate) fn session(mut session: Session) -> v1::Session {
             run_id: quarantine.run.map(|run| run.to_string()).unwrap_or_default(),
             create_time: Some(timestamp_to_proto(quarantine.at)),
         }),
+        disk: session.disk.as_ref().map(disk),
     }
+}
+
+fn disk(disk: &SessionDisk) -> v1::SessionDisk {
+    v1::SessionDisk {
+        used_bytes: to_int64(disk.usage.bytes),
+        used_inodes: to_int64(disk.usage.inodes),
+        mechanism: disk.mechanism.to_string(),
+        measure_time: Some(timestamp_to_proto(disk.measured_at)),
+    }
+}
+
+fn to_int64(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// A session in a listing: without its policy, which may be large.
@@ -272,6 +286,7 @@ fn quotas(quotas: Quotas) -> v1::Quotas {
         queued_runs: Some(quotas.queued_runs),
         requests_per_second: Some(quotas.requests_per_second),
         output_bytes: Some(quotas.output_bytes),
+        disk_bytes: Some(quotas.disk_bytes),
     }
 }
 
@@ -281,6 +296,7 @@ fn usage(used: TenantUsage) -> v1::QuotaUsage {
         concurrent_runs: used.concurrent_runs,
         queued_runs: used.queued_runs,
         output_bytes: used.output_bytes,
+        disk_bytes: used.disk_bytes,
     }
 }
 
@@ -389,6 +405,11 @@ pub(crate) fn worker(worker: Worker) -> v1::Worker {
         sessions: worker.sessions,
         heartbeat_time: Some(timestamp_to_proto(worker.heartbeat_at)),
         version: worker.version,
+        disk: worker.disk.map(|space| v1::WorkerDisk {
+            free_bytes: to_int64(space.free),
+            reserve_bytes: to_int64(space.reserve),
+            short: space.is_short,
+        }),
     }
 }
 

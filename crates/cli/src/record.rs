@@ -159,6 +159,12 @@ pub(crate) fn session(session: &v1::Session) -> Value {
         })),
         "worker_id": non_empty(&session.worker_id),
         "lease_epoch": session.lease_epoch,
+        "disk": session.disk.as_ref().map(|disk| json!({
+            "used_bytes": disk.used_bytes,
+            "used_inodes": disk.used_inodes,
+            "mechanism": disk.mechanism,
+            "measure_time": timestamp(disk.measure_time.as_ref()),
+        })),
         "limits": session.limits.as_ref().map(limits),
         "labels": session.labels,
     })
@@ -283,12 +289,14 @@ pub(crate) fn tenant(tenant: &v1::Tenant) -> Value {
             "queued_runs": quotas.queued_runs,
             "requests_per_second": quotas.requests_per_second,
             "output_bytes": quotas.output_bytes,
+            "disk_bytes": quotas.disk_bytes,
         })),
         "usage": tenant.usage.as_ref().map(|usage| json!({
             "sessions": usage.sessions,
             "concurrent_runs": usage.concurrent_runs,
             "queued_runs": usage.queued_runs,
             "output_bytes": usage.output_bytes,
+            "disk_bytes": usage.disk_bytes,
         })),
     })
 }
@@ -349,6 +357,11 @@ pub(crate) fn worker(worker: &v1::Worker) -> Value {
         "sessions": worker.sessions,
         "heartbeat_time": timestamp(worker.heartbeat_time.as_ref()),
         "version": worker.version,
+        "disk": worker.disk.as_ref().map(|disk| json!({
+            "free_bytes": disk.free_bytes,
+            "reserve_bytes": disk.reserve_bytes,
+            "short": disk.short,
+        })),
     })
 }
 

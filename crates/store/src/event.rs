@@ -32,8 +32,10 @@ pub enum EventKind {
     NetworkRefused,
     /// The egress proxy of a worker died and was started again.
     EgressRestarted,
-    /// A run got near one of its limits.
+    /// A run got near one of its limits, a session near those of its files, or a tenant near its quota of them.
     LimitNear,
+    /// The files of a session reached their limit, or those of a tenant its quota.
+    LimitReached,
     /// A sandbox left something behind.
     SandboxReceiptUnclean,
     /// A worker lost its leases and killed its sandboxes.
@@ -122,7 +124,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    const ALL: [Self; 50] = [
+    const ALL: [Self; 51] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -131,6 +133,7 @@ impl EventKind {
         Self::NetworkRefused,
         Self::EgressRestarted,
         Self::LimitNear,
+        Self::LimitReached,
         Self::SandboxReceiptUnclean,
         Self::WorkerFenced,
         Self::WorkerOutOfRotation,
@@ -181,7 +184,7 @@ impl EventKind {
         match self {
             Self::RunRefused | Self::SessionRefused | Self::WorkerFenced | Self::WorkerOutOfRotation => false,
             Self::NetworkConnected | Self::EgressRestarted | Self::LimitNear => false,
-            Self::OperationsLogged => false,
+            Self::LimitReached | Self::OperationsLogged => false,
             Self::FileRefused
             | Self::SyscallBlocked
             | Self::NetworkRefused
@@ -244,6 +247,7 @@ impl EventKind {
             Self::NetworkRefused => "NETWORK_REFUSED",
             Self::EgressRestarted => "EGRESS_RESTARTED",
             Self::LimitNear => "LIMIT_NEAR",
+            Self::LimitReached => "LIMIT_REACHED",
             Self::SandboxReceiptUnclean => "SANDBOX_RECEIPT_UNCLEAN",
             Self::WorkerFenced => "WORKER_FENCED",
             Self::WorkerOutOfRotation => "WORKER_OUT_OF_ROTATION",

@@ -217,7 +217,7 @@ impl Store {
     pub async fn key_authenticate(&self, secret_hash: &[u8; 32]) -> Result<Option<FoundKey>, Error> {
         let row = sqlx::query!(
             r#"SELECT k.id, k.tenant_id, k.scopes, t.quota_sessions, t.quota_concurrent_runs, t.quota_queued_runs,
-                      t.quota_requests_per_second, t.quota_output_bytes, t.isolation_floor,
+                      t.quota_requests_per_second, t.quota_output_bytes, t.quota_disk_bytes, t.isolation_floor,
                       t.isolation_ask_floor, t.tools_version,
                       (SELECT p.version FROM tenant_policies p WHERE p.tenant_id = t.id
                        ORDER BY p.version DESC LIMIT 1) AS policy_version,
@@ -248,6 +248,7 @@ impl Store {
                 queued_runs: row.quota_queued_runs,
                 requests_per_second: row.quota_requests_per_second,
                 output_bytes: row.quota_output_bytes,
+                disk_bytes: row.quota_disk_bytes,
             },
             max_limits: row.max_limits.0,
             floor: row::parse("tenants.isolation_floor", &row.isolation_floor)?,
@@ -357,8 +358,8 @@ async fn tenant_insert_if_absent(connection: &mut PgConnection, id: &TenantId) -
     let quotas = Quotas::default();
     sqlx::query!(
         "INSERT INTO tenants (id, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                              quota_requests_per_second, quota_output_bytes)
-         VALUES ($1, $2, $3, $4, $5, $6)
+                              quota_requests_per_second, quota_output_bytes, quota_disk_bytes)
+         VALUES ($1, $2, $3, $4, $5, $6, $7)
          ON CONFLICT (id) DO NOTHING",
         id.as_str(),
         quotas.sessions,
@@ -366,6 +367,7 @@ async fn tenant_insert_if_absent(connection: &mut PgConnection, id: &TenantId) -
         quotas.queued_runs,
         quotas.requests_per_second,
         quotas.output_bytes,
+        quotas.disk_bytes,
     )
     .execute(&mut *connection)
     .await?;

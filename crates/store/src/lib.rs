@@ -76,16 +76,17 @@ pub use scope_policy::{
 };
 pub use secret::{SealedEnv, SecretError, SecretKey};
 pub use session::{
-    NewSession, Session, SessionChange, SessionCreated, SessionEndReason, SessionFilter, SessionNetwork,
-    SessionQuarantine, SessionRef, SessionSpec, SessionState,
+    DiskReport, DiskReported, NewSession, Session, SessionChange, SessionCreated, SessionDisk,
+    SessionEndReason, SessionFilter, SessionNetwork, SessionQuarantine, SessionRef, SessionSpec, SessionState,
+    TenantDisk,
 };
-pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, Tenant, TenantUsage};
+pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, StoredBytes, Tenant, TenantUsage};
 pub use tenant_lifecycle::TenantDeletion;
 pub use tool::{
     MAX_TOOLS, Tool, ToolApproval, ToolChange, ToolChanged, ToolNotChanged, ToolQuarantine, ToolWithdrawn,
 };
 pub use upkeep::{InvalidRetention, Retention, TenantRetention, Upkeep, UpkeepPass};
-pub use worker::{DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
+pub use worker::{DiskSpace, DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
 
 /// A handle on the database. Cheap to clone.
 ///

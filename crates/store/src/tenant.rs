@@ -71,6 +71,8 @@ pub struct Quotas {
     pub requests_per_second: i64,
     /// Bytes of run output kept.
     pub output_bytes: i64,
+    /// Bytes of the files of its sessions.
+    pub disk_bytes: i64,
 }
 
 impl Default for Quotas {
@@ -81,6 +83,7 @@ impl Default for Quotas {
             queued_runs: 1_000,
             requests_per_second: 5_000,
             output_bytes: 10 * 1024 * 1024 * 1024,
+            disk_bytes: 100 * 1024 * 1024 * 1024,
         }
     }
 }
@@ -98,6 +101,8 @@ pub struct QuotasChange {
     pub requests_per_second: Option<i64>,
     /// See [`Quotas::output_bytes`].
     pub output_bytes: Option<i64>,
+    /// See [`Quotas::disk_bytes`].
+    pub disk_bytes: Option<i64>,
 }
 
 /// The current usage of a tenant.
@@ -111,6 +116,17 @@ pub struct TenantUsage {
     pub queued_runs: i64,
     /// Bytes of run output kept.
     pub output_bytes: i64,
+    /// Bytes of the files of its sessions.
+    pub disk_bytes: i64,
+}
+
+/// What a tenant stores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredBytes {
+    /// Output of runs.
+    pub output: i64,
+    /// Files of sessions.
+    pub disk: i64,
 }
 
 impl Store {
@@ -121,8 +137,8 @@ impl Store {
     pub async fn tenant_create(&self, id: &TenantId, quotas: Quotas) -> Result<Tenant, Error> {
         let inserted = sqlx::query!(
             "INSERT INTO tenants (id, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                                  quota_requests_per_second, quota_output_bytes)
-             VALUES ($1, $2, $3, $4, $5, $6)
+                                  quota_requests_per_second, quota_output_bytes, quota_disk_bytes)
+             VALUES ($1, $2, $3, $4, $5, $6, $7)
              RETURNING created_at",
             id.as_str(),
             quotas.sessions,
@@ -130,6 +146,7 @@ impl Store {
             quotas.queued_runs,
             quotas.requests_per_second,
             quotas.output_bytes,
+            quotas.disk_bytes,
         )
         .fetch_one(&self.pools.runs)
         .await;
@@ -156,7 +173,7 @@ impl Store {
         sqlx::query_as!(
             TenantRow,
             r#"SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                    quota_requests_per_second, quota_output_bytes,
+                    quota_requests_per_second, quota_output_bytes, quota_disk_bytes,
                     max_limits AS "max_limits: Json<LimitsRequest>",
                     isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
                     suspended_at, suspend_reason, deleted_at,
@@ -179,7 +196,7 @@ impl Store {
         sqlx::query_as!(
             TenantRow,
             r#"SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                    quota_requests_per_second, quota_output_bytes,
+                    quota_requests_per_second, quota_output_bytes, quota_disk_bytes,
                     max_limits AS "max_limits: Json<LimitsRequest>",
                     isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
                     suspended_at, suspend_reason, deleted_at,
@@ -208,10 +225,11 @@ impl Store {
                  quota_concurrent_runs = coalesce($3, quota_concurrent_runs),
                  quota_queued_runs = coalesce($4, quota_queued_runs),
                  quota_requests_per_second = coalesce($5, quota_requests_per_second),
-                 quota_output_bytes = coalesce($6, quota_output_bytes)
+                 quota_output_bytes = coalesce($6, quota_output_bytes),
+                 quota_disk_bytes = coalesce($7, quota_disk_bytes)
              WHERE id = $1
              RETURNING id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                       quota_requests_per_second, quota_output_bytes,
+                       quota_requests_per_second, quota_output_bytes, quota_disk_bytes,
                        max_limits AS "max_limits: Json<LimitsRequest>",
                        isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
                        suspended_at, suspend_reason, deleted_at,
@@ -222,6 +240,7 @@ impl Store {
             change.queued_runs,
             change.requests_per_second,
             change.output_bytes,
+            change.disk_bytes,
         )
         .fetch_optional(&self.pools.runs)
         .await?
@@ -239,7 +258,7 @@ impl Store {
             TenantRow,
             r#"UPDATE tenants SET max_limits = $2 WHERE id = $1
              RETURNING id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                       quota_requests_per_second, quota_output_bytes,
+                       quota_requests_per_second, quota_output_bytes, quota_disk_bytes,
                        max_limits AS "max_limits: Json<LimitsRequest>",
                        isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
                        suspended_at, suspend_reason, deleted_at,
@@ -269,7 +288,7 @@ impl Store {
                                   floor_reason = $3, floor_key = $4, floor_set_at = now()
              WHERE id = $1
              RETURNING id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                       quota_requests_per_second, quota_output_bytes,
+                       quota_requests_per_second, quota_output_bytes, quota_disk_bytes,
                        max_limits AS "max_limits: Json<LimitsRequest>",
                        isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
                        suspended_at, suspend_reason, deleted_at,
@@ -303,7 +322,8 @@ impl Store {
                  (SELECT count(*) FROM sessions WHERE open_tenant = $1) AS "sessions!",
                  (SELECT count(*) FROM live_runs WHERE tenant_id = $1) AS "concurrent_runs!",
                  (SELECT count(*) FROM live_runs WHERE tenant_id = $1 AND state IN ('held', 'queued')) AS "queued_runs!",
-                 (SELECT coalesce(sum(bytes), 0)::bigint FROM tenant_output WHERE tenant_id = $1) AS "output_bytes!""#,
+                 (SELECT coalesce(sum(bytes), 0)::bigint FROM tenant_output WHERE tenant_id = $1) AS "output_bytes!",
+                 tenant_disk_bytes($1) AS "disk_bytes!""#,
             id.as_str(),
         )
         .fetch_one(&self.pools.runs)
@@ -311,15 +331,17 @@ impl Store {
         Ok(usage)
     }
 
-    /// Returns how much output a tenant stores, without what ended in the last seconds.
-    pub async fn tenant_output_bytes(&self, id: &TenantId) -> Result<i64, Error> {
-        let bytes = sqlx::query_scalar!(
-            r#"SELECT coalesce(sum(bytes), 0)::bigint AS "bytes!" FROM tenant_output WHERE tenant_id = $1"#,
+    /// Returns what a tenant stores, without what was written in the last seconds.
+    pub async fn tenant_stored_bytes(&self, id: &TenantId) -> Result<StoredBytes, Error> {
+        let stored = sqlx::query_as!(
+            StoredBytes,
+            r#"SELECT (SELECT coalesce(sum(bytes), 0)::bigint FROM tenant_output WHERE tenant_id = $1) AS "output!",
+                      tenant_disk_bytes($1) AS "disk!""#,
             id.as_str(),
         )
         .fetch_one(&self.pools.runs)
         .await?;
-        Ok(bytes)
+        Ok(stored)
     }
 
     /// Begins a transaction that holds the tenant's advisory lock.
@@ -343,6 +365,7 @@ struct TenantRow {
     quota_queued_runs: i64,
     quota_requests_per_second: i64,
     quota_output_bytes: i64,
+    quota_disk_bytes: i64,
     max_limits: Json<LimitsRequest>,
     isolation_floor: String,
     isolation_ask_floor: Option<String>,
@@ -371,6 +394,7 @@ impl TryFrom<TenantRow> for Tenant {
                 queued_runs: row.quota_queued_runs,
                 requests_per_second: row.quota_requests_per_second,
                 output_bytes: row.quota_output_bytes,
+                disk_bytes: row.quota_disk_bytes,
             },
             max_limits: row.max_limits.0,
             floor: IsolationFloor {

@@ -33,6 +33,19 @@ pub struct Worker {
     pub version: String,
     /// The address of its internal API.
     pub address: String,
+    /// The disk of its sessions, once it reported it.
+    pub disk: Option<DiskSpace>,
+}
+
+/// The space of the file system that has the sessions of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskSpace {
+    /// Free bytes.
+    pub free: u64,
+    /// Bytes that the worker keeps free.
+    pub reserve: u64,
+    /// Whether it takes no new sessions and starts no runs because less is free.
+    pub is_short: bool,
 }
 
 /// The state of a worker.
@@ -124,6 +137,7 @@ macro_rules! select_workers {
         sqlx::query_as!(
             WorkerRow,
             r#"SELECT w.id, w.modes, w.watched_modes, w.slots, w.busy_slots, w.heartbeat_at, w.version, w.address,
+                      w.disk_free_bytes, w.disk_reserve_bytes, w.disk_is_short,
                       CASE WHEN w.lease_until > now() THEN w.state ELSE 'left' END AS "state!",
                       (SELECT count(*) FROM sessions s
                        WHERE s.lease_worker = w.id AND s.lease_incarnation = w.incarnation) AS "sessions!"
@@ -144,6 +158,9 @@ struct WorkerRow {
     address: String,
     state: String,
     sessions: i64,
+    disk_free_bytes: Option<i64>,
+    disk_reserve_bytes: Option<i64>,
+    disk_is_short: bool,
 }
 
 impl TryFrom<WorkerRow> for Worker {
@@ -161,6 +178,11 @@ impl TryFrom<WorkerRow> for Worker {
             heartbeat_at: row.heartbeat_at,
             version: row.version,
             address: row.address,
+            disk: row.disk_free_bytes.zip(row.disk_reserve_bytes).map(|(free, reserve)| DiskSpace {
+                free: free.unsigned_abs(),
+                reserve: reserve.unsigned_abs(),
+                is_short: row.disk_is_short,
+            }),
         })
     }
 }
@@ -190,6 +212,27 @@ impl Store {
         busy_slots: i32,
     ) -> Result<Heartbeat, Error> {
         renew(&self.pools.runs, id, incarnation, lease_ttl, busy_slots).await
+    }
+
+    /// Stores how much space a worker has for sessions.
+    pub async fn worker_report_disk(
+        &self,
+        id: &WorkerId,
+        incarnation: Incarnation,
+        space: DiskSpace,
+    ) -> Result<(), Error> {
+        sqlx::query!(
+            "UPDATE workers SET disk_free_bytes = $3, disk_reserve_bytes = $4, disk_is_short = $5
+             WHERE id = $1 AND incarnation = $2",
+            id.as_str(),
+            incarnation.0,
+            i64::try_from(space.free).unwrap_or(i64::MAX),
+            i64::try_from(space.reserve).unwrap_or(i64::MAX),
+            space.is_short,
+        )
+        .execute(&self.pools.upkeep)
+        .await?;
+        Ok(())
     }
 
     /// Marks a worker as draining. Returns `None` if it is unknown or gone.
@@ -268,7 +311,7 @@ impl Store {
             "SELECT w.id, w.incarnation, w.address, w.slots, w.busy_slots
              FROM workers w JOIN sessions s ON s.id = $1
              WHERE w.state = 'ready' AND w.lease_until > now() AND $2 = ANY (w.modes)
-               AND (s.home_root IS NULL OR s.home_root = w.root_id
+               AND ((s.home_root IS NULL AND NOT w.disk_is_short) OR s.home_root = w.root_id
                     -- See lease_acquire.sql.
                     OR (s.allow_data_loss AND root_is_gone(s.home_root)))
              ORDER BY random() LIMIT 2",

@@ -61,6 +61,16 @@ pub fn is_on_read_only_mount(path: &Path) -> Result<bool, Errno> {
     Ok(rustix::fs::statvfs(path)?.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
+/// The size of the file system that has a file, and what of it is free for users other than root, in bytes.
+///
+/// # Errors
+/// As `statvfs(3)`.
+pub fn size_and_free(path: &Path) -> Result<(u64, u64), Errno> {
+    let found = rustix::fs::statvfs(path)?;
+    let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+    Ok((bytes(found.f_blocks), bytes(found.f_bavail)))
+}
+
 /// Whether a descriptor refers to a directory.
 ///
 /// # Errors

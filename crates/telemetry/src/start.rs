@@ -4,15 +4,18 @@
 use codelia_types::{LostReason, Mode, Outcome, Reason, Resource};
 use opentelemetry::KeyValue;
 
-use crate::{Metrics, metrics::one_label};
+use crate::{
+    Metrics,
+    metrics::{DiskCause, DiskEffect, one_label},
+};
 
 /// Codes of calls that exist from the start: success, and failures of the service.
 const CODES: [&str; 4] = ["OK", "INTERNAL", "UNAVAILABLE", "UNKNOWN"];
 /// The label of calls to unknown paths.
 const OTHER_METHOD: &str = "other";
 /// The quotas of a tenant.
-const QUOTAS: [&str; 5] =
-    ["sessions", "concurrent_runs", "queued_runs", "requests_per_second", "output_bytes"];
+const QUOTAS: [&str; 6] =
+    ["sessions", "concurrent_runs", "queued_runs", "requests_per_second", "output_bytes", "disk_bytes"];
 /// What can refuse a connection.
 const CAPS: [&str; 3] = ["max_connections", "max_connections_per_address", "metrics.max_connections"];
 /// Certificates of a process: of the public API, and of connections between apis and workers.
@@ -99,6 +102,11 @@ impl Metrics {
         }
         self.worker(0, 0, 0);
         self.sessions_stuck(0);
+        for cause in DiskCause::ALL {
+            DiskEffect::ALL.into_iter().for_each(|effect| self.disk.add_limited(0, cause, effect));
+        }
+        self.disk_limits_crossed(0);
+        self.disk_used(0, 0);
     }
 
     /// Series of every process. Each may do the upkeep of the installation.

@@ -269,8 +269,8 @@ reasons! {
         "the file is, or would become, larger than the limit",
         "raise the session's `limits.file_bytes`, or split the file";
     DiskFull = "DISK_FULL",
-        "the worker's disk is full",
-        "remove files, or ask an operator for space";
+        "the worker's disk is full, or has less free than `worker.disk_reserve_mb`: no run starts and no call writes files",
+        "remove files or close sessions, or ask an operator for space";
     SessionDiskFull = "SESSION_DISK_FULL",
         "the session's files use, or would use, more than its limit; `limit`, `used` and `max` say which and how much",
         "remove files of the session, or create one with a higher `limits.disk_bytes` or `limits.inodes`";

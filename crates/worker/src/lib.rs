@@ -42,7 +42,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-pub use disk::{DiskChoice, DiskError, DiskReport, Missing, check_disk};
+pub use disk::{DiskChoice, DiskError, DiskReport, Missing, check_disk, root_space};
 pub use egress::TrustError;
 pub use health::Health;
 
@@ -96,6 +96,9 @@ pub struct Options {
     pub file_call_timeout: Duration,
     /// With less free memory on the host than this, the worker keeps no spare sandboxes.
     pub min_free_memory_bytes: u64,
+    /// With less free space for sessions than this, the worker takes no new sessions and starts no runs.
+    /// `None` for 1 GiB, and at most a tenth of the file system.
+    pub disk_reserve_bytes: Option<u64>,
     /// A mode that must be usable: without it the worker does not start.
     pub required_mode: Option<Mode>,
     /// Gives each session its own user and group, if the worker may change the owner of files.

@@ -27,6 +27,10 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 const LEFTOVERS_INTERVAL: Duration = Duration::from_secs(5);
 /// How often the janitor looks for directories that nothing needs.
 const PURGE_INTERVAL: Duration = Duration::from_secs(60);
+/// How often what sessions use is reported, if it changed.
+const USAGE_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the worker looks at the free space for sessions.
+const SPACE_INTERVAL: Duration = Duration::from_millis(200);
 /// Between two attempts to leave the rotation.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
@@ -62,6 +66,14 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
     let w = worker.clone();
     tasks.critical("mode flags", async move {
         repeat("mode flags", FlagTally::INTERVAL, &Notify::new(), || w.flags.flush(&w.store)).await;
+    });
+    let w = worker.clone();
+    tasks.critical("disk usage", async move {
+        repeat("disk usage", USAGE_INTERVAL, &Notify::new(), || w.disk_reporter.report()).await;
+    });
+    let w = worker.clone();
+    tasks.critical("disk space", async move {
+        repeat("disk space", SPACE_INTERVAL, &Notify::new(), || w.disk_reporter.watch_space()).await;
     });
     let w = worker.clone();
     tasks.critical("audit checkpoints", async move { w.store.audit_checkpoints_run().await });

@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     Options,
-    disk::Disk,
+    disk::{Disk, DiskReporter, Space},
     egress::Egress,
     files::{FileService, Workspaces},
     lease::{
@@ -68,6 +68,7 @@ pub(crate) struct Worker {
     pub(crate) egress: Arc<Egress>,
     pub(crate) flags: Arc<FlagTally>,
     pub(crate) disk: Arc<Disk>,
+    pub(crate) disk_reporter: DiskReporter,
 }
 
 /// State that most parts share.
@@ -86,6 +87,7 @@ struct Shared {
     /// What happens under mode flags.
     flags: Arc<FlagTally>,
     disk: Arc<Disk>,
+    space: Arc<Space>,
 }
 
 impl Worker {
@@ -113,6 +115,7 @@ impl Worker {
             registration: shared.registration(options, &address, dispatcher.clone()),
             janitor: shared.janitor(options, leases.clone()),
             drainer: shared.drainer(options, poller.clone(), dispatcher.clone()),
+            disk_reporter: shared.disk_reporter(),
             address,
             poller,
             dispatcher,
@@ -152,7 +155,7 @@ impl Worker {
             call_timeout: self.file_call_timeout,
             disk: self.disk.clone(),
         };
-        FileService::new(workspaces, self.janitor.decider.clone())
+        FileService::new(workspaces, self.janitor.decider.clone(), self.disk_reporter.space.clone())
     }
 }
 
@@ -166,12 +169,13 @@ impl Shared {
         let receipts = Arc::<Receipts>::default();
         let spares = SparePool::new(max_spares(options), receipts.clone());
         let egress = Egress::new(options, store.clone());
-        let disk = Arc::new(Disk::new(root.path(), None));
+        let disk = Arc::new(Disk::new(root.path(), root.quota()));
         Self {
             store,
             lease: LeaseHandle::new(options.id.clone(), WorkerLease::none()),
             sessions: Arc::new(Sessions::new(spares, disk.clone())),
             runs: Arc::new(RunRegistry::new()),
+            space: Arc::new(Space::new(&options.root, options.disk_reserve_bytes)),
             slots: Arc::new(SlotQueue::new(options.slots, MAX_WAITING)),
             root: Arc::new(root),
             backends: Arc::new(backends),
@@ -209,6 +213,7 @@ impl Shared {
             egress: self.egress.clone(),
             flags: self.flags.clone(),
             disk: self.disk.clone(),
+            space: self.space.clone(),
             kill_grace: options.kill_grace,
             read_timeout: options.read_timeout,
             escape: options.escape,
@@ -236,6 +241,7 @@ impl Shared {
             runs: self.runs.clone(),
             root: self.root.clone(),
             spares,
+            space: self.space.clone(),
             drain: self.drain.clone(),
             wakeups: self.wakeups.clone(),
             disk: self.disk.clone(),
@@ -307,6 +313,18 @@ impl Shared {
             backends: self.backends.clone(),
             removals: RemovalBackoff::default(),
             min_free_memory_bytes: options.min_free_memory_bytes,
+        }
+    }
+
+    fn disk_reporter(&self) -> DiskReporter {
+        DiskReporter {
+            store: self.store.clone(),
+            lease: self.lease.clone(),
+            sessions: self.sessions.clone(),
+            runs: self.runs.clone(),
+            disk: self.disk.clone(),
+            space: self.space.clone(),
+            memory: Mutex::default(),
         }
     }
 

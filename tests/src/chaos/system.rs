@@ -92,6 +92,8 @@ impl TestSystem {
         let (mut proxies, mut links) = (Vec::new(), Vec::new());
         let mut shared = internal_tls(&cluster)?;
         shared.push(("CODELIA_OUTPUT_INLINE_KB", "16".to_owned()));
+        // The faults fill a small disk to the last byte.
+        shared.push(("CODELIA_WORKER_DISK_RESERVE_MB", "0".to_owned()));
         shared.push(("CODELIA_OUTPUT_STORE", format!("file://{}", output_directory(&cluster).display())));
         shared.extend(options.pooler.then(|| ("CODELIA_DATABASE_POOLER", "transaction".to_owned())));
         for (number, name) in workers.iter().enumerate() {

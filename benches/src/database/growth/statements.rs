@@ -116,7 +116,7 @@ pub(super) static STATEMENTS: [Statement; 35] = [
         s.load.incarnation,
         64
     )),
-    statement!("tenant_output_bytes", Periodic, |s| s.load.store.tenant_output_bytes(&s.load.tenant)),
+    statement!("tenant_stored_bytes", Periodic, |s| s.load.store.tenant_stored_bytes(&s.load.tenant)),
     statement!("lease_sweep", Periodic, |s| s.load.store.lease_sweep_any_tenant(BATCH)),
     statement!("run_expire_queued", Periodic, |s| s.load.store.run_expire_queued_any_tenant(BATCH)),
     statement!("session_expire", Periodic, |s| s.load.store.session_expire_any_tenant(BATCH)),

@@ -136,6 +136,7 @@ fn quotas_change(wire: Option<v1::Quotas>) -> Result<QuotasChange, ApiError> {
         queued_runs: validate::quota("quotas.queued_runs", wire.queued_runs)?,
         requests_per_second: validate::quota("quotas.requests_per_second", wire.requests_per_second)?,
         output_bytes: validate::quota("quotas.output_bytes", wire.output_bytes)?,
+        disk_bytes: validate::quota("quotas.disk_bytes", wire.disk_bytes)?,
     })
 }
 
@@ -145,8 +146,8 @@ fn masked_change(
     wire: Option<v1::Quotas>,
     mask: Option<prost_types::FieldMask>,
 ) -> Result<QuotasChange, ApiError> {
-    const FIELDS: [&str; 5] =
-        ["sessions", "concurrent_runs", "queued_runs", "requests_per_second", "output_bytes"];
+    const FIELDS: [&str; 6] =
+        ["sessions", "concurrent_runs", "queued_runs", "requests_per_second", "output_bytes", "disk_bytes"];
     let change = quotas_change(wire)?;
     let paths = mask.unwrap_or_default().paths;
     if paths.is_empty() {
@@ -167,6 +168,7 @@ fn masked_change(
         queued_runs: selected("queued_runs", all.queued_runs),
         requests_per_second: selected("requests_per_second", all.requests_per_second),
         output_bytes: selected("output_bytes", all.output_bytes),
+        disk_bytes: selected("disk_bytes", all.disk_bytes),
     })
 }
 
@@ -178,6 +180,7 @@ fn with_defaults(change: QuotasChange) -> Quotas {
         queued_runs: change.queued_runs.unwrap_or(defaults.queued_runs),
         requests_per_second: change.requests_per_second.unwrap_or(defaults.requests_per_second),
         output_bytes: change.output_bytes.unwrap_or(defaults.output_bytes),
+        disk_bytes: change.disk_bytes.unwrap_or(defaults.disk_bytes),
     }
 }
 

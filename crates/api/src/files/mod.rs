@@ -49,8 +49,17 @@ impl Files {
     ) -> Result<wire::CallFileResponse, ApiError> {
         let writes = !matches!(call, Call::StatFile(_) | Call::ListFiles(_));
         let route = self.route(caller, resource_name::session("parent", parent)?, writes);
-        let response = route.call(&call).await;
+        let response = match self.check_quota(caller, adds(&call)).await {
+            Ok(()) => route.call(&call).await,
+            Err(error) => Err(error),
+        };
         self.audited(caller, &route, &paths(&call), response).await
+    }
+
+    /// Fails if the call adds files and the tenant has no room for any.
+    async fn check_quota(&self, caller: &Caller, adds: bool) -> Result<(), ApiError> {
+        let Context { store, storage_quota, .. } = &*self.context;
+        if adds { storage_quota.check_files(store, caller).await } else { Ok(()) }
     }
 
     /// Makes a call and returns the file that it is about.
@@ -98,6 +107,14 @@ impl Files {
     }
 }
 
+/// Whether a call may add files or make one larger.
+fn adds(call: &Call) -> bool {
+    match call {
+        Call::StatFile(_) | Call::ListFiles(_) | Call::RemoveFile(_) | Call::MoveFile(_) => false,
+        Call::MakeDirectory(_) | Call::EditFile(_) | Call::CopyFile(_) => true,
+    }
+}
+
 /// The paths that a call names.
 fn paths(call: &Call) -> String {
     match call {
@@ -131,7 +148,10 @@ impl FileService for Files {
         self.report_traversal(&caller, &open.parent, &[&open.path]).await;
         let (session, open) = transfer::check_open(open)?;
         let (route, path) = (self.route(&caller, session, true), open.path.clone());
-        let written = transfer::write(&route, open, requests).await;
+        let written = match self.check_quota(&caller, true).await {
+            Ok(()) => transfer::write(&route, open, requests).await,
+            Err(error) => Err(error),
+        };
         Ok(Response::new(self.audited(&caller, &route, &path, written).await?))
     }
 
@@ -266,7 +286,10 @@ impl FileService for Files {
         self.report_traversal(&caller, &open.parent, &[&open.path]).await;
         let (session, open) = transfer::check_import(open)?;
         let (route, path) = (self.route(&caller, session, true), open.path.clone());
-        let imported = transfer::import(&route, open, requests).await;
+        let imported = match self.check_quota(&caller, true).await {
+            Ok(()) => transfer::import(&route, open, requests).await,
+            Err(error) => Err(error),
+        };
         Ok(Response::new(self.audited(&caller, &route, &path, imported).await?))
     }
 }

@@ -16,6 +16,8 @@ const NO_SECRET_KEY: &str = "command.secret_env: this installation has no key fo
 const AUDIT_UNSIGNED: &str = "the audit of this installation is not signed; set `secrets.key_file` for every api \
      and worker";
 
+const MIB: i64 = 1024 * 1024;
+
 /// Why a call fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ApiError {
@@ -33,6 +35,8 @@ pub(crate) enum ApiError {
     ScopeMissing { any_of: Vec<&'static str> },
     /// The tenant has reached a quota.
     QuotaExceeded { quota: &'static str },
+    /// The files of the tenant use as much as its quota allows.
+    DiskQuotaExceeded { used: i64, quota: i64 },
     /// The tenant calls too often.
     RateLimited { retry_after: Duration },
     /// The address sent too many wrong keys.
@@ -174,6 +178,12 @@ impl ApiError {
             Self::ScopeMissing { any_of } => {
                 format!("the API key lacks the scope `{}`; use a key that has it", any_of.join("` or `"))
             }
+            Self::DiskQuotaExceeded { used, quota } => format!(
+                "quota `disk_bytes` reached: the files of the tenant's sessions use {} MiB of {} MiB; remove files \
+                 (RemoveFile, `codelia rm`) or close sessions, or ask an operator to raise it",
+                used / MIB,
+                quota / MIB,
+            ),
             Self::QuotaExceeded { quota } => {
                 format!("quota `{quota}` reached; reduce usage or ask an operator to raise it")
             }

@@ -112,8 +112,15 @@ impl FileError {
             Cause::Policy => "forbidden by the session's policy",
             Cause::Permission => "forbidden by the file's permissions",
             Cause::TooLarge => "larger than the maximum file size of this session (16 MiB to edit a file)",
-            Cause::DiskFull => "the worker's disk is full",
             Cause::SessionFull => "the session's files exceed its limit; remove some",
+            Cause::DiskFull => {
+                "the worker's disk is full, or has less free than its reserve; remove files (`codelia rm`) or close \
+                 sessions, or ask an operator for space"
+            }
+            Cause::TenantDiskFull => {
+                "quota `disk_bytes` reached; remove files (`codelia rm`) or close sessions, or ask an operator to \
+                 raise it"
+            }
             Cause::Changed => "the file was replaced; read it again and retry",
             Cause::TextAbsent => "text to replace not found in the file",
             Cause::TextAmbiguous => "text to replace occurs more than once; extend it or set `replace_all`",
@@ -150,6 +157,7 @@ impl FileError {
             Cause::TooLarge => (Code::ResourceExhausted, Reason::FileTooLarge),
             Cause::DiskFull => (Code::ResourceExhausted, Reason::DiskFull),
             Cause::SessionFull => (Code::ResourceExhausted, Reason::SessionDiskFull),
+            Cause::TenantDiskFull => (Code::ResourceExhausted, Reason::QuotaExceeded),
             Cause::Changed => (Code::FailedPrecondition, Reason::FileChanged),
             Cause::TextAbsent => (Code::FailedPrecondition, Reason::TextNotFound),
             Cause::TextAmbiguous => (Code::FailedPrecondition, Reason::TextAmbiguous),

@@ -32,7 +32,9 @@ impl ApiError {
             Self::TenantSuspended => (Code::PermissionDenied, Reason::TenantSuspended),
             Self::WorkerDrainsItself => (Code::FailedPrecondition, Reason::WorkerDrainsItself),
             Self::ScopeMissing { .. } => (Code::PermissionDenied, Reason::ScopeMissing),
-            Self::QuotaExceeded { .. } => (Code::ResourceExhausted, Reason::QuotaExceeded),
+            Self::QuotaExceeded { .. } | Self::DiskQuotaExceeded { .. } => {
+                (Code::ResourceExhausted, Reason::QuotaExceeded)
+            }
             Self::RateLimited { .. } => (Code::ResourceExhausted, Reason::RateLimited),
             Self::TooManyFailedKeys { .. } => (Code::ResourceExhausted, Reason::TooManyFailedKeys),
             Self::TooManyCalls { .. } => (Code::ResourceExhausted, Reason::TooManyCalls),
@@ -86,6 +88,7 @@ impl ApiError {
             | Self::TenantDeleted
             | Self::ScopeMissing { .. }
             | Self::QuotaExceeded { .. }
+            | Self::DiskQuotaExceeded { .. }
             | Self::RateLimited { .. }
             | Self::TooManyFailedKeys { .. }
             | Self::TooManyCalls { .. }
@@ -127,6 +130,7 @@ impl ApiError {
                 named("field", field)
             }
             Self::QuotaExceeded { quota } => describe_quota(details, quota),
+            Self::DiskQuotaExceeded { .. } => describe_quota(details, "disk_bytes"),
             Self::RateLimited { retry_after } => {
                 details.set_retry_info(Some(*retry_after));
                 describe_quota(details, "requests_per_second")
@@ -233,6 +237,7 @@ impl From<ApiError> for Status {
         metrics().refused(reason.as_str());
         match &error {
             ApiError::QuotaExceeded { quota } => metrics().quota_refused(quota),
+            ApiError::DiskQuotaExceeded { .. } => metrics().quota_refused("disk_bytes"),
             ApiError::RateLimited { .. } => metrics().quota_refused("requests_per_second"),
             _ => {}
         }
@@ -286,6 +291,7 @@ mod tests {
             (ApiError::TenantDeleted, Code::FailedPrecondition),
             (ApiError::ScopeMissing { any_of: vec!["run"] }, Code::PermissionDenied),
             (ApiError::QuotaExceeded { quota: "sessions" }, Code::ResourceExhausted),
+            (ApiError::DiskQuotaExceeded { used: 2, quota: 1 }, Code::ResourceExhausted),
             (ApiError::RateLimited { retry_after: Duration::from_millis(5) }, Code::ResourceExhausted),
             (ApiError::TooManyFailedKeys { retry_after: Duration::from_secs(5) }, Code::ResourceExhausted),
             (ApiError::TooManyCalls { limit: "max_calls_per_key", max: 5 }, Code::ResourceExhausted),

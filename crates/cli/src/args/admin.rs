@@ -42,7 +42,7 @@ pub(crate) enum Tenants {
     /// Create a tenant
     #[command(after_help = "\
 Quotas that are not given are: 1000 sessions, 1000 concurrent runs, 1000 queued runs, 5000 requests
-per second, 10 GiB of output.
+per second, 10 GiB of output, 100 GiB of files.
 
 Example:
   codelia tenants create team-7 --sessions 100")]
@@ -202,6 +202,9 @@ pub(crate) struct Quotas {
     /// Maximum stored run output, in bytes
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) output_bytes: Option<i64>,
+    /// Maximum size of the files of all sessions, in MiB
+    #[arg(long = "disk-mb", value_name = "N", value_parser = mebibytes)]
+    pub(crate) disk_bytes: Option<i64>,
 }
 
 #[derive(Debug, Args)]

@@ -9,7 +9,7 @@ use codelia_proto::{
         DrainWorkerRequest, GetTenantPolicyRequest, GetTenantRequest, IsolationLevel, Key, ListKeysRequest,
         ListTenantsRequest, ListWorkersRequest, ResumeTenantRequest, RevokeKeyRequest,
         SetIsolationFloorRequest, SetMaxLimitsRequest, SetRetentionRequest, SetTenantPolicyRequest,
-        SuspendTenantRequest, Tenant, UndrainWorkerRequest, UpdateQuotasRequest, Worker,
+        SuspendTenantRequest, Tenant, UndrainWorkerRequest, UpdateQuotasRequest, Worker, WorkerDisk,
     },
 };
 use serde_json::json;
@@ -23,7 +23,7 @@ use crate::{
         policy,
     },
     output::Output,
-    record, resolve,
+    record, resolve, units,
 };
 
 const NO_TENANT: &str = "the server sent no tenant";
@@ -220,7 +220,7 @@ async fn list_workers(client: &Client, output: Output) -> Result<()> {
         Ok((page.workers, page.next_page_token))
     })
     .await?;
-    let header = ["WORKER", "STATE", "MODES", "BUSY", "SESSIONS", "HEARTBEAT", "VERSION"];
+    let header = ["WORKER", "STATE", "MODES", "BUSY", "SESSIONS", "DISK FREE", "HEARTBEAT", "VERSION"];
     output.print_list(&header, &workers, record::worker, |worker: &Worker| {
         vec![
             worker.worker_id.clone(),
@@ -228,10 +228,21 @@ async fn list_workers(client: &Client, output: Output) -> Result<()> {
             modes(worker),
             format!("{}/{}", worker.busy_slots, worker.slots),
             worker.sessions.to_string(),
+            disk_free(worker),
             record::relative(worker.heartbeat_time.as_ref()),
             worker.version.clone(),
         ]
     })
+}
+
+/// The free space of a worker. A `!` marks less than its reserve.
+fn disk_free(worker: &Worker) -> String {
+    let space = worker.disk.as_ref();
+    let shown = |disk: &WorkerDisk| {
+        let free = units::bytes(u64::try_from(disk.free_bytes).unwrap_or_default());
+        format!("{free}{}", if disk.short { "!" } else { "" })
+    };
+    space.map(shown).unwrap_or_default()
 }
 
 /// The modes of a worker. A `~` marks those in which it only watches limits.
@@ -252,6 +263,7 @@ fn quotas_to_proto(quotas: &args::Quotas) -> v1::Quotas {
         queued_runs: quotas.queued_runs,
         requests_per_second: quotas.requests_per_second,
         output_bytes: quotas.output_bytes,
+        disk_bytes: quotas.disk_bytes,
     }
 }
 

@@ -13,8 +13,10 @@ use crate::{
     config::Config,
     delegation, error_report, options,
     output::{self, Output},
+    units,
 };
 
+const MIB: u64 = 1024 * 1024;
 /// Controllers that limits need.
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
@@ -60,6 +62,7 @@ pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> 
         check_cgroups(),
         check_egress(&modes),
         check_disk(config),
+        check_space(config),
     ];
     if output.is_json() {
         let modes: Vec<Value> = modes.iter().map(mode_json).collect();
@@ -228,6 +231,20 @@ fn check_egress(modes: &[ModeCheck]) -> Check {
     };
     let ok = !with.is_empty();
     Check { name: "network mode proxy", ok, found, remedy: "fix what the modes above lack for it" }
+}
+
+/// Whether the worker could start runs: it keeps a part of the disk free.
+fn check_space(config: &Config) -> Check {
+    let root = config.sandbox_root();
+    let reserve = config.worker.disk_reserve_mb.map(|reserve| reserve.saturating_mul(MIB));
+    let (ok, found) = match codelia_worker::root_space(&root, reserve) {
+        Ok(space) => {
+            let (free, reserve) = (units::bytes(space.free), units::bytes(space.reserve));
+            (!space.is_short, format!("{free} free for sessions, {reserve} kept free"))
+        }
+        Err(error) => (false, format!("cannot read the free space of {}: {error}", root.display())),
+    };
+    Check { name: "disk space", ok, found, remedy: "free some space, or lower worker.disk_reserve_mb" }
 }
 
 /// Returns the controllers that `/proc/cgroups` lists as enabled (last column).

@@ -7,8 +7,8 @@ use codelia_proto::{
     duration_to_proto,
     v1::{
         CloseSessionRequest, CreateSessionRequest, ExtendSessionRequest, GetSessionRequest,
-        ListSessionsRequest, NetworkPolicy, ReleaseSessionRequest, Session, SessionState, TextList,
-        UpdateSessionRequest,
+        ListSessionsRequest, NetworkPolicy, ReleaseSessionRequest, Session, SessionDisk, SessionState,
+        TextList, UpdateSessionRequest,
     },
 };
 
@@ -18,7 +18,7 @@ use crate::{
     client::{Client, pages},
     each::Each,
     output::Output,
-    record, resolve,
+    record, resolve, units,
 };
 
 const NO_SESSION: &str = "the server sent no session";
@@ -112,7 +112,7 @@ async fn list(client: &Client, filter: &ListSessionsRequest, limit: usize, outpu
     })
     .await?;
     let id = record::short_ids(sessions.iter().map(|session| session.session_id.as_str()));
-    let header = ["SESSION", "ALIAS", "STATE", "MODE", "WORKER", "CREATED", "ENDS"];
+    let header = ["SESSION", "ALIAS", "STATE", "MODE", "WORKER", "DISK", "CREATED", "ENDS"];
     output.print_list(&header, &sessions, record::session, |session| {
         vec![
             id(&session.session_id),
@@ -120,10 +120,15 @@ async fn list(client: &Client, filter: &ListSessionsRequest, limit: usize, outpu
             record::session_state(session).to_owned(),
             record::mode(session.mode()).unwrap_or_default().to_owned(),
             session.worker_id.clone(),
+            session.disk.as_ref().map(disk_used).unwrap_or_default(),
             record::relative(session.create_time.as_ref()),
             record::relative(session.end_time.as_ref().or(session.expire_time.as_ref())),
         ]
     })
+}
+
+fn disk_used(disk: &SessionDisk) -> String {
+    units::bytes(u64::try_from(disk.used_bytes).unwrap_or_default())
 }
 
 async fn show(client: &Client, session: &str, output: Output) -> Result<()> {

@@ -119,6 +119,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("worker.poll_interval_ms", "CODELIA_WORKER_POLL_INTERVAL_MS", Integer).or("500"),
     key("worker.drain_grace_seconds", "CODELIA_WORKER_DRAIN_GRACE_SECONDS", Integer).unset("30; 2 for `up`"),
     key("worker.file_call_timeout_seconds", "CODELIA_WORKER_FILE_CALL_TIMEOUT_SECONDS", Integer).or("60"),
+    key("worker.disk_reserve_mb", "CODELIA_WORKER_DISK_RESERVE_MB", Integer).unset("1024; at most a tenth of the file system"),
     key("worker.min_free_memory_mb", "CODELIA_WORKER_MIN_FREE_MEMORY_MB", Integer).or("256").formerly("worker.spare_memory_mb", "CODELIA_WORKER_SPARE_MEMORY_MB"),
     key("worker.disk", "CODELIA_WORKER_DISK", Text).or("auto"),
     key("sandbox.mode", "CODELIA_SANDBOX_MODE", Text).unset("the strongest usable mode"),

@@ -173,6 +173,8 @@ pub(crate) struct Worker {
     pub(crate) min_free_memory_mb: u64,
     /// What limits the disk space of sessions.
     pub(crate) disk: codelia_worker::DiskChoice,
+    /// With less free for sessions, the worker takes no new ones and starts no runs.
+    pub(crate) disk_reserve_mb: Option<u64>,
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -50,6 +50,7 @@ pub(crate) fn worker(
         retention: retention(config)?,
         file_call_timeout: Duration::from_secs(worker.file_call_timeout_seconds.get()),
         min_free_memory_bytes: worker.min_free_memory_mb.saturating_mul(MIB),
+        disk_reserve_bytes: worker.disk_reserve_mb.map(|reserve| reserve.saturating_mul(MIB)),
         required_mode: config.sandbox.mode,
         uids,
         secret_key: secret_key(config)?,

@@ -27,6 +27,8 @@ pub enum WaitReason {
     NoMode(Mode),
     /// No live worker has the session's files.
     NoFiles,
+    /// All workers that could take it have less disk space than they keep free.
+    NoSpace,
     /// All workers that could take it are draining.
     Draining,
     /// All workers that could take it are busy.
@@ -41,6 +43,7 @@ impl fmt::Display for WaitReason {
             Self::NoWorker => f.write_str("none ready: no worker is running"),
             Self::NoMode(mode) => write!(f, "none ready: no worker has mode {mode}"),
             Self::NoFiles => f.write_str("none ready: no worker has the session's files"),
+            Self::NoSpace => f.write_str("none ready: no worker has disk space (worker.disk_reserve_mb)"),
             Self::Draining => f.write_str("none ready: all workers are draining"),
             Self::Busy => f.write_str("none ready: all workers are busy"),
             Self::Starting => f.write_str("one is about to take the run"),
@@ -58,6 +61,7 @@ struct WaitingRun {
     live: i64,
     with_mode: i64,
     with_files: i64,
+    with_space: i64,
     ready: i64,
     free: i64,
 }
@@ -68,6 +72,7 @@ impl WaitingRun {
             Self { live: 0, .. } => WaitReason::NoWorker,
             Self { with_mode: 0, .. } => WaitReason::NoMode(row::parse("sessions.spec", &self.mode)?),
             Self { with_files: 0, .. } => WaitReason::NoFiles,
+            Self { with_space: 0, .. } => WaitReason::NoSpace,
             Self { ready: 0, .. } => WaitReason::Draining,
             Self { free: 0, .. } => WaitReason::Busy,
             _ => WaitReason::Starting,

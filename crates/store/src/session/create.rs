@@ -240,6 +240,7 @@ impl Session {
             holder: None,
             lease_epoch: LeaseEpoch(0),
             holder_address: None,
+            disk: None,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The table `sessions`, except for its lease columns, which `lease.rs` owns.
 
 mod create;
+mod disk;
 mod end;
 mod network;
 mod quarantine;
@@ -18,6 +19,7 @@ use uuid::Uuid;
 use crate::{Error, Store, row};
 
 pub use create::{NewSession, SessionCreated};
+pub use disk::{DiskReport, DiskReported, SessionDisk, TenantDisk};
 pub use network::SessionNetwork;
 pub use quarantine::SessionQuarantine;
 pub use update::SessionChange;
@@ -31,10 +33,13 @@ macro_rules! select_sessions {
                       s.labels AS "labels: Json<BTreeMap<String, String>>", s.state, s.end_reason,
                       s.created_at, s.expires_at, s.idle_ttl, s.ended_at, s.lease_epoch, s.allow_data_loss, s.created_by,
                       s.quarantined_at, s.quarantine_reason, s.quarantine_run,
-                      s.network AS "network: Json<NetworkPolicy>", w.id AS "holder?", w.address AS "holder_address?"
+                      s.network AS "network: Json<NetworkPolicy>", w.id AS "holder?", w.address AS "holder_address?",
+                      d.bytes AS "disk_bytes?", d.inodes AS "disk_inodes?", d.mechanism AS "disk_mechanism?",
+                      d.measured_at AS "disk_measured_at?"
                FROM sessions s
                LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
                    AND w.lease_until > now()
+               LEFT JOIN session_disk d ON d.session_id = s.id
                WHERE "# + $condition,
             $($argument),*
         )
@@ -114,6 +119,8 @@ pub struct Session {
     pub holder_address: Option<String>,
     /// Why it takes no runs and no changes of its files.
     pub quarantine: Option<SessionQuarantine>,
+    /// What its files use, once they were measured.
+    pub disk: Option<SessionDisk>,
 }
 
 /// The state of a session.
@@ -412,6 +419,10 @@ struct SessionRow {
     quarantined_at: Option<OffsetDateTime>,
     quarantine_reason: Option<String>,
     quarantine_run: Option<Uuid>,
+    disk_bytes: Option<i64>,
+    disk_inodes: Option<i64>,
+    disk_mechanism: Option<String>,
+    disk_measured_at: Option<OffsetDateTime>,
 }
 
 impl TryFrom<SessionRow> for Session {
@@ -419,6 +430,12 @@ impl TryFrom<SessionRow> for Session {
 
     fn try_from(row: SessionRow) -> Result<Self, Error> {
         let quarantine = row.quarantine_reason.zip(row.quarantined_at);
+        let disk = disk::from_columns(
+            row.disk_bytes,
+            row.disk_inodes,
+            row.disk_mechanism.as_deref(),
+            row.disk_measured_at,
+        )?;
         Ok(Self {
             id: SessionId(row.id),
             tenant: row::parse("sessions.tenant_id", &row.tenant_id)?,
@@ -442,6 +459,7 @@ impl TryFrom<SessionRow> for Session {
             holder: row.holder.map(|text| row::parse("sessions.lease_worker", &text)).transpose()?,
             lease_epoch: LeaseEpoch(row.lease_epoch),
             holder_address: row.holder_address,
+            disk,
         })
     }
 }

@@ -7,8 +7,8 @@ FROM workers w
 WHERE s.id = $1 AND s.state = 'open' AND s.expires_at > now()
   AND w.id = $2 AND w.incarnation = $3 AND w.state = 'ready' AND w.lease_until > now()
   AND s.spec ->> 'mode' = ANY (w.modes)
-  -- The session has no files, or this worker has them,
-  AND (s.home_root IS NULL OR s.home_root = w.root_id
+  -- The session has no files and this worker has room for some, or it has them,
+  AND ((s.home_root IS NULL AND NOT w.disk_is_short) OR s.home_root = w.root_id
        -- or the workers that had them are gone for longer than a restart takes and the caller
        -- allowed the loss.
        OR (s.allow_data_loss AND root_is_gone(s.home_root)))

@@ -8,7 +8,7 @@ WITH leased AS (
     WHERE s.id = $1 AND s.state = 'open' AND s.expires_at > now()
       AND s.lease_epoch = 0 AND s.lease_worker IS NULL AND s.home_root IS NULL
       AND w.id = $2 AND w.incarnation = $3 AND w.state = 'ready' AND w.lease_until > now()
-      AND s.spec ->> 'mode' = ANY (w.modes)
+      AND NOT w.disk_is_short AND s.spec ->> 'mode' = ANY (w.modes)
     RETURNING s.id, s.tenant_id, s.lease_epoch, s.spec
 ),
 -- A row that was written while this statement waited stays. The poll finds it and learns that a run is queued.

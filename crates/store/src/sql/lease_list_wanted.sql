@@ -14,6 +14,8 @@ part AS (
     CROSS JOIN start
     CROSS JOIN LATERAL (VALUES (start.hash, 2147483647), (-2147483648, start.hash - 1)) AS range (low, high)
     WHERE me.id = $1 AND me.incarnation = $2
+      -- Without space, only sessions that have their files here.
+      AND NOT (me.disk_is_short AND root = uuid '00000000-0000-0000-0000-000000000000')
 ),
 tenant AS (
     SELECT p.root, p.mode, p.high, t.tenant_hash, t.tenant_id, 1 AS number

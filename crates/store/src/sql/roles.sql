@@ -9,6 +9,7 @@ DECLARE
         'SELECT ON _sqlx_migrations TO codelia_api, codelia_worker',
         'SELECT, INSERT, UPDATE ON workers TO codelia_worker',
         'SELECT, UPDATE ON sessions TO codelia_worker',
+        'SELECT, INSERT, UPDATE, DELETE ON session_disk TO codelia_worker',
         'SELECT ON run_settings TO codelia_worker, codelia_auditor',
         'SELECT, INSERT, UPDATE, DELETE ON live_runs, waiting_sessions TO codelia_worker',
         'SELECT, INSERT, DELETE ON ending_sessions TO codelia_worker',
@@ -86,7 +87,7 @@ BEGIN
     END IF;
 
     -- A worker may delete output only of a run that it hands back, read only this of a tenant, and quarantine tools.
-    FOREACH one IN ARRAY ARRAY['retry_run(uuid, text, uuid, bigint)', 'lowest_isolation(text)',
+    FOREACH one IN ARRAY ARRAY['retry_run(uuid, text, uuid, bigint)', 'lowest_isolation(text)', 'tenant_disk(text)',
                                'quarantine_tool(text, text, text, uuid, uuid)'] LOOP
         IF to_regprocedure(one) IS NOT NULL THEN
             EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %I, pg_temp', one, schema);

@@ -35,7 +35,7 @@ audited AS (
 ),
 candidates AS (
     SELECT w.id, w.incarnation, w.address, w.slots, w.busy_slots
-    FROM workers w WHERE w.state = 'ready' AND w.lease_until > now() AND $19 = ANY (w.modes)
+    FROM workers w WHERE w.state = 'ready' AND w.lease_until > now() AND NOT w.disk_is_short AND $19 = ANY (w.modes)
     ORDER BY random() LIMIT 2
 )
 SELECT used.open AS "open!", live.has_mode AS "has_mode!", caller.is_same AS "key_is_same!", created.created_at AS "created_at?",

@@ -5,6 +5,7 @@
 mod approval;
 mod audit;
 mod backlog;
+mod disk;
 mod ending;
 mod failover;
 mod flag;

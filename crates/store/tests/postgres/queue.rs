@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use codelia_store::{DrainedBy, RunState, WaitReason};
+use codelia_store::{DiskSpace, DrainedBy, RunState, WaitReason};
 use codelia_tests::eventually;
 use codelia_types::{Mode, Outcome, Reason};
 
@@ -23,6 +23,9 @@ async fn wait_reason_names_what_is_missing() {
     assert_eq!(reason().await, Some(WaitReason::Busy));
     fixture.store.worker_drain(&worker.id, DrainedBy::Operator).await.unwrap().unwrap();
     assert_eq!(reason().await, Some(WaitReason::Draining));
+    let space = DiskSpace { free: 1, reserve: 2, is_short: true };
+    fixture.store.worker_report_disk(&worker.id, worker.incarnation, space).await.unwrap();
+    assert_eq!(reason().await, Some(WaitReason::NoSpace));
     fixture.end().await;
 }
 

@@ -76,6 +76,7 @@ async fn worker_and_auditor_hold_only_these_privileges() {
         ("output_store", "SELECT"),
         ("run_output", "INSERT SELECT"),
         ("run_settings", "SELECT"),
+        ("session_disk", "DELETE INSERT SELECT UPDATE"),
         ("sessions", "SELECT UPDATE"),
         ("upkeep_owner", "SELECT"),
         ("waiting_sessions", "DELETE INSERT SELECT UPDATE"),

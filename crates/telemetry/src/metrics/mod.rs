@@ -2,6 +2,7 @@
 //!
 //! Names and labels are a public contract: dashboards and alerts depend on them.
 
+mod disk;
 mod egress;
 mod escape;
 mod flags;
@@ -21,8 +22,13 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Histogram, Meter, ObservableGauge},
 };
 
-pub use self::step::Step;
-use self::{egress::EgressMetrics, escape::EscapeMetrics, flags::FlagMetrics, removals::RemovalMetrics};
+pub use self::{
+    disk::{DiskCause, DiskEffect},
+    step::Step,
+};
+use self::{
+    disk::DiskMetrics, egress::EgressMetrics, escape::EscapeMetrics, flags::FlagMetrics, removals::RemovalMetrics,
+};
 use crate::{latency_window::LatencyWindows, trace};
 
 /// Bucket bounds of every latency histogram: 100 µs to 100 s.
@@ -71,6 +77,7 @@ pub struct Metrics {
     pub(crate) fenced: Counter<u64>,
     pub(crate) leases_lost: Counter<u64>,
     pub(crate) removals: RemovalMetrics,
+    pub(crate) disk: DiskMetrics,
     pub(crate) receipts_unclean: Counter<u64>,
     watchers: Gauge<i64>,
     open_watchers: AtomicI64,
@@ -164,6 +171,7 @@ impl Metrics {
                 "Times this worker lost its lease and killed its runs",
             ),
             removals: RemovalMetrics::build(meter),
+            disk: DiskMetrics::build(meter),
             receipts_unclean: counter(
                 "codelia_receipts_unclean",
                 "Sandboxes that left processes, mounts, cgroups, sockets or directories behind",

@@ -11,9 +11,11 @@ mod monitor;
 mod open_files;
 mod project_quota;
 mod quota;
+mod report;
 mod run_watch;
 mod scan;
 mod user_quota;
+mod space;
 
 use std::{
     collections::HashMap,
@@ -32,8 +34,11 @@ pub use self::choice::{DiskChoice, DiskError, DiskReport, Missing, check_disk};
 pub(crate) use self::{
     choice::choose,
     quota::{Quota, Target},
+    report::DiskReporter,
     run_watch::WatchedRun,
+    space::Space,
 };
+pub use self::space::root_space;
 
 /// How long a file call waits for a measurement of its session.
 const CALL_MEASURE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -26,7 +26,8 @@ use codelia_proto::{
     v1::{self, read_file_response},
 };
 use codelia_store::ChangesDecision;
-use codelia_types::LeaseEpoch;
+use codelia_telemetry::{DiskCause, DiskEffect, metrics};
+use codelia_types::{LeaseEpoch, SessionId};
 use futures::{Stream, TryStreamExt, stream};
 use tokio::{task::spawn_blocking, time::timeout};
 use tonic::{Request, Response, Status, Streaming};
@@ -38,7 +39,10 @@ use self::{
     upload::{Upload, WriteOptions, read_at},
     workspace::{Use, Workspace, describe},
 };
-use crate::run::held::{Decider, NotDecided};
+use crate::{
+    disk::Space,
+    run::held::{Decider, NotDecided},
+};
 
 pub(crate) use self::workspace::Workspaces;
 
@@ -53,11 +57,22 @@ pub(crate) struct FileService {
     workspaces: Workspaces,
     decider: Arc<Decider>,
     limiter: Arc<CallLimiter>,
+    space: Arc<Space>,
 }
 
 impl FileService {
-    pub(crate) fn new(workspaces: Workspaces, decider: Arc<Decider>) -> Self {
-        Self { workspaces, decider, limiter: Arc::default() }
+    pub(crate) fn new(workspaces: Workspaces, decider: Arc<Decider>, space: Arc<Space>) -> Self {
+        Self { workspaces, decider, limiter: Arc::default(), space }
+    }
+
+    /// Refuses to write when the worker is short of space or the tenant at its quota.
+    fn check_space(&self, session: SessionId) -> Result<(), FileError> {
+        let Some(cause) = self.space.obstacle(session) else { return Ok(()) };
+        metrics().disk_limited(cause, DiskEffect::CallRefused);
+        match cause {
+            DiskCause::Tenant => Err(Reason::TenantDiskFull.into()),
+            DiskCause::Reserve | DiskCause::Session => Err(Reason::DiskFull.into()),
+        }
     }
 
     /// Admits a call and opens its workspace.
@@ -99,6 +114,9 @@ impl FileService {
             | Call::RemoveFile(_)
             | Call::EditFile(_) => Use::Change,
         };
+        if matches!(call, Call::MakeDirectory(_) | Call::CopyFile(_) | Call::EditFile(_)) {
+            self.check_space(session_id(request.session.as_ref())?)?;
+        }
         let workspace = self.open(request.session, use_of_files).await?;
         blocking(move || calls::call(&workspace, call)).await
     }
@@ -114,6 +132,8 @@ impl FileService {
         let Some(Kind::Open(opened)) = next(&mut requests).await?.and_then(|message| message.kind) else {
             return Err(Reason::Impossible.into());
         };
+        let session = session_id(opened.session.as_ref())?;
+        self.check_space(session)?;
         let workspace = self.open(opened.session, Use::Change).await?;
         let open = opened.open.ok_or(Reason::Impossible)?;
         let workspace = Arc::new(workspace);
@@ -122,6 +142,7 @@ impl FileService {
             let shared = workspace.clone();
             match next(&mut requests).await?.and_then(|message| message.kind) {
                 Some(Kind::Data(data)) => {
+                    self.check_space(session)?;
                     upload = append(shared, upload, data).await.map_err(FileError::at("data"))?
                 }
                 Some(Kind::Finish(_)) => {
@@ -161,6 +182,8 @@ impl FileService {
         let Some(Kind::Open(opened)) = next(&mut requests).await?.and_then(|message| message.kind) else {
             return Err(Reason::Impossible.into());
         };
+        let session = session_id(opened.session.as_ref())?;
+        self.check_space(session)?;
         let (workspace, permits) = self.open_archive(opened.session, Use::Change).await?;
         let open = opened.open.ok_or(Reason::Impossible)?;
         let begun = blocking(move || Import::begin(workspace, permits, &open)).await;
@@ -168,6 +191,7 @@ impl FileService {
         loop {
             match next(&mut requests).await?.and_then(|message| message.kind) {
                 Some(Kind::Data(data)) => {
+                    self.check_space(session)?;
                     let appended = blocking(move || import.append(&data).map(|()| import)).await;
                     import = appended.map_err(FileError::at("data"))?;
                 }
@@ -179,6 +203,11 @@ impl FileService {
             }
         }
     }
+}
+
+fn session_id(requested: Option<&HeldSession>) -> Result<SessionId, FileError> {
+    let requested = requested.ok_or(Reason::NotHeld)?;
+    requested.session_id.parse().map_err(|_| Reason::NotHeld.into())
 }
 
 fn export_stream(export: Export) -> impl Stream<Item = Result<ExportFilesResponse, Status>> + Send {

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::{
     canary,
-    disk::Disk,
+    disk::{Disk, Space},
     fault,
     lease::{
         drain_state::DrainState,
@@ -39,6 +39,7 @@ pub(crate) struct SessionLeases {
     pub(crate) runs: Arc<RunRegistry>,
     pub(crate) root: Arc<SessionRoot>,
     pub(crate) spares: Arc<SpareMaker>,
+    pub(crate) space: Arc<Space>,
     pub(crate) drain: Arc<DrainState>,
     pub(crate) wakeups: Arc<Wakeups>,
     pub(crate) disk: Arc<Disk>,
@@ -54,6 +55,10 @@ impl SessionLeases {
             self.sessions.queued.mark(id);
             self.wakeups.poll.notify_one();
             return Ok(Some(epoch));
+        }
+        // Those that have their files here can be taken to remove some.
+        if is_new && self.space.is_short() {
+            return Ok(None);
         }
         if self.drain.is_draining() || !current.is_live() || !self.sessions.begin_acquire(id) {
             return Ok(None);

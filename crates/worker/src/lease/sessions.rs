@@ -138,6 +138,14 @@ impl Sessions {
         }
     }
 
+    /// The tenant of a held session, and the epoch under which it is held.
+    pub(crate) fn tenant_and_epoch(&self, id: SessionId) -> Option<(TenantId, LeaseEpoch)> {
+        match self.lock().get(&id)? {
+            Entry::Held(held) => Some((held.tenant.clone(), held.epoch)),
+            Entry::Acquiring | Entry::Releasing(_) => None,
+        }
+    }
+
     /// What file calls need, if the session is held under this epoch and has not ended.
     pub(crate) fn for_files(&self, id: SessionId, epoch: LeaseEpoch) -> Option<(SessionSpec, Ids)> {
         match self.lock().get(&id)? {

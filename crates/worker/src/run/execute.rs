@@ -14,7 +14,7 @@ use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, Receipt};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use crate::{
-    disk::{Disk, WatchedRun},
+    disk::{Disk, Space, WatchedRun},
     egress::{Egress, OpenSandbox, Subject},
     lease::{
         sessions::{Holding, Sessions},
@@ -55,6 +55,7 @@ pub(crate) struct Executor {
     pub(crate) egress: Arc<Egress>,
     pub(crate) flags: Arc<FlagTally>,
     pub(crate) disk: Arc<Disk>,
+    pub(crate) space: Arc<Space>,
     /// From the signal that asks a command to end to the one that kills it.
     pub(crate) kill_grace: Duration,
     /// How long a read waits for a decision.
@@ -152,6 +153,9 @@ impl Executor {
         trace::step("check lease", checked_at.elapsed());
         if run.cancel.is_cancelled() {
             return Err(NotStarted::Canceled(Receipt::default()));
+        }
+        if let Some(refusal) = self.space.refuse_run() {
+            return Err(NotStarted::Denied(refusal.into()));
         }
         self.check_permitted(run).await?;
         let (plan, permit) = self.plan(run).await?;

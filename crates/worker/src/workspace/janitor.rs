@@ -79,10 +79,14 @@ impl Janitor {
         let root = self.root.clone();
         let found = blocking(move || root.list_sessions()).await.unwrap_or_default();
         for ids in found.chunks(ORPHANS_PER_QUERY) {
+            let mut removed = Vec::new();
             for id in self.store.session_list_orphans(self.root.id, ids).await? {
-                if self.removals.is_due(id) && !self.runs.has_active(id) {
-                    self.remove_directory(id).await;
+                if self.removals.is_due(id) && !self.runs.has_active(id) && self.remove_directory(id).await {
+                    removed.push(id);
                 }
+            }
+            if !removed.is_empty() {
+                self.store.session_disk_forget(self.root.id, &removed).await?;
             }
         }
         self.drop_unheld().await

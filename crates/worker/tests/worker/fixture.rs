@@ -327,6 +327,7 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, settings: Settings) 
         retention: codelia_store::Retention::default(),
         file_call_timeout: settings.file_call_timeout,
         min_free_memory_bytes: 0,
+        disk_reserve_bytes: Some(0),
         required_mode: None,
         uids: is_root().then_some(UidRange { base: 400_000, count: 1000 }),
         secret_key: None,

@@ -1,0 +1,74 @@
+-- What: how much disk space sessions use, a quota on it for each tenant, and how much is free where a worker has its
+--       sessions.
+-- Why:  a tenant must not fill the disk of all others. The sum of a tenant is read before each run near the quota, so
+--       that it must be cheap: a narrow table, since an update of `sessions` writes the whole row.
+-- Lock: ACCESS EXCLUSIVE on tenants and workers for a moment; constant defaults rewrite nothing. SHARE ROW EXCLUSIVE on
+--       sessions for a moment, for the foreign key of an empty table.
+
+ALTER TABLE tenants ADD COLUMN quota_disk_bytes bigint NOT NULL DEFAULT 107374182400 CHECK (quota_disk_bytes > 0);
+
+-- Of the file system that has the sessions of a worker. Null until its first report.
+ALTER TABLE workers
+    ADD COLUMN disk_free_bytes    bigint CHECK (disk_free_bytes >= 0),
+    ADD COLUMN disk_reserve_bytes bigint CHECK (disk_reserve_bytes >= 0),
+    -- Less is free than the reserve: the worker takes no new sessions and starts no runs.
+    ADD COLUMN disk_is_short      boolean NOT NULL DEFAULT false;
+
+-- What the files of a session use, as its holder measured it last. The row goes with the session's directory.
+CREATE TABLE session_disk (
+    session_id   uuid PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
+    tenant_id    text NOT NULL,
+    -- Where the files are: those of a root that is gone count for nobody.
+    root         uuid NOT NULL,
+    bytes        bigint NOT NULL CHECK (bytes >= 0),
+    inodes       bigint NOT NULL CHECK (inodes >= 0),
+    mechanism    text NOT NULL,
+    measured_at  timestamptz NOT NULL,
+    -- The share of the limit, in percent, for which an event was recorded: see disk_level.
+    bytes_level  smallint NOT NULL CHECK (bytes_level IN (0, 80, 100)),
+    inodes_level smallint NOT NULL CHECK (inodes_level IN (0, 80, 100))
+) WITH (fillfactor = 70);
+
+CREATE INDEX session_disk_by_tenant ON session_disk (tenant_id);
+
+-- The share of the tenant's quota for which an event was recorded.
+CREATE TABLE tenant_disk_levels (
+    tenant_id text PRIMARY KEY REFERENCES tenants (id) ON DELETE CASCADE,
+    level     smallint NOT NULL CHECK (level IN (0, 80, 100))
+);
+
+-- 100 from all of a limit on (less a thousandth, since a file system refuses what does not fit), 80 from 80 % on, else 0.
+-- Falls again only 5 % below, so that usage around a limit is one crossing.
+CREATE FUNCTION disk_level(used bigint, max bigint, before smallint) RETURNS smallint LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN used >= max - max / 1000 OR (before = 100 AND used >= max::numeric * 0.95) THEN 100
+        WHEN used >= max::numeric * 0.80 OR (before >= 80 AND used >= max::numeric * 0.75) THEN 80
+        ELSE 0
+    END::smallint
+$$;
+
+-- What the files of all sessions of a tenant use. Nobody can remove those on a root that is gone, so they do not count.
+CREATE FUNCTION tenant_disk_bytes(tenant text) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum(found.bytes), 0)::bigint
+    FROM (SELECT root, sum(bytes) AS bytes FROM session_disk WHERE tenant_id = tenant GROUP BY root) AS found
+    WHERE NOT root_is_gone(found.root)
+$$;
+
+-- The usage and quota of a tenant, and the level before and now. Of several calls that see a crossing, one returns it.
+-- A worker may read only this of a tenant.
+CREATE FUNCTION tenant_disk(tenant text, OUT used bigint, OUT quota bigint, OUT level_before smallint, OUT level_now smallint)
+    LANGUAGE plpgsql AS $$
+BEGIN
+    used := tenant_disk_bytes(tenant);
+    SELECT t.quota_disk_bytes INTO quota FROM tenants t WHERE t.id = tenant;
+    level_before := coalesce((SELECT l.level FROM tenant_disk_levels l WHERE l.tenant_id = tenant), 0);
+    level_now := coalesce(disk_level(used, quota, level_before), 0);
+    IF level_now = level_before OR quota IS NULL THEN
+        RETURN;
+    END IF;
+    INSERT INTO tenant_disk_levels AS l (tenant_id, level) VALUES (tenant, level_now)
+    ON CONFLICT (tenant_id) DO UPDATE SET level = excluded.level WHERE l.level = level_before;
+    IF NOT FOUND THEN
+        level_before := level_now;
+    END IF;
+END $$;
