@@ -244,6 +244,7 @@ async fn in_session(client: &Client, args: &args::Run, request: StartRunRequest)
         idempotency_key: sandbox.idempotency_key.clone().unwrap_or_default(),
         policy: policy::requested(sandbox)?,
         project: args.project.clone().unwrap_or_default(),
+        profile: args.profile.clone().unwrap_or_default(),
         ..Default::default()
     };
     Ok(StartRunRequest { new_session: Some(session), ..request })

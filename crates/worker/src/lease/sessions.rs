@@ -378,6 +378,7 @@ mod tests {
                 policy: Policy::default(),
                 flags: SessionFlags::default(),
                 scopes: codelia_policy::SessionScopes::default(),
+                profile: None,
             },
             has_files: false,
             held: None,

@@ -17,6 +17,7 @@ use crate::{
     run::{
         active::{ActiveRun, Control, InputReceivers, Phase},
         commit::Report,
+        directory_limits::DirectoryLimits,
         escape::{self, EscapeLog, Indicator},
         execute::{Executor, StartedCommand},
         live_usage::Meter,
@@ -29,6 +30,8 @@ use crate::{
 };
 
 const SIGTERM: i32 = 15;
+/// The resource of a run that exceeded the limit of a directory.
+const DISK_BYTES: &str = "disk_bytes";
 /// How long the violation reports of a sandbox may take to end after it.
 const REPORTS_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -52,6 +55,8 @@ enum End {
     Own(Outcome, Usage),
     /// The worker ends it, with this outcome.
     Forced(Outcome),
+    /// It exceeded a limit: it is killed at once.
+    Exceeded(Outcome),
     /// It tried to leave its sandbox: it is killed at once.
     Escape,
     Fenced,
@@ -75,7 +80,10 @@ impl Executor {
         let violations = running.violations().map(|reports| collect(run, reports, self.escape));
         let isolation = running.isolation_check().map(|check| watch_isolation(run, check, self.escape));
 
-        let mut reports = Reports { control: inputs.control, near_limits: running.near_limits() };
+        let workspace = self.root.session(run.assigned.session);
+        let directories = DirectoryLimits::watch(workspace, &run.assigned.spec.policy);
+        let mut reports =
+            Reports { control: inputs.control, near_limits: running.near_limits(), directories };
         let waiting = wait(run, running.as_mut(), &self.lease, &mut reports, stdio.terminal.as_ref());
         let end = then_after(SPARE_DELAY, waiting, || self.spares.refill(run.assigned.session)).await;
         let ended = self.stop(run, running.as_mut(), end).await;
@@ -130,13 +138,14 @@ impl Executor {
         running: &mut dyn Running,
         end: End,
     ) -> Result<(Outcome, Usage), LeaseLost> {
+        let asks = matches!(end, End::Forced(_));
         let outcome = match end {
             End::Own(outcome, usage) => return Ok((outcome, usage)),
-            End::Forced(outcome) => Some(outcome),
+            End::Forced(outcome) | End::Exceeded(outcome) => Some(outcome),
             End::Escape => Some(EscapeLog::violation()),
             End::Fenced => None,
         };
-        if outcome.is_some() && !run.escape.terminate.is_cancelled() {
+        if asks && !run.escape.terminate.is_cancelled() {
             running.signal(SIGTERM).await;
             let ended = end_within_grace(run, running, self.kill_grace);
             if let Some(Some(usage)) = run.fence.run_until_cancelled(ended).await {
@@ -170,6 +179,7 @@ async fn end_within_grace(run: &ActiveRun, running: &mut dyn Running, default: D
 struct Reports {
     control: mpsc::Receiver<Control>,
     near_limits: Option<mpsc::Receiver<NearLimit>>,
+    directories: DirectoryLimits,
 }
 
 impl Reports {
@@ -212,6 +222,9 @@ async fn wait(
             () = run.escape.terminate.cancelled() => return End::Escape,
             () = run.cancel.cancelled() => return End::Forced(Outcome::Canceled),
             () = run.drain_deadline.cancelled() => return End::Forced(Outcome::Lost(LostReason::DrainDeadline)),
+            () = reports.directories.exceeded.cancelled() => {
+                return End::Exceeded(Outcome::Limit(DISK_BYTES.to_owned()));
+            }
             () = sleep_until(deadline) => return End::Forced(Outcome::TimedOut),
             () = sleep_until(run.owner_deadline), if run.awaits_owner() => {
                 // The caller may have attached since this wait began.
