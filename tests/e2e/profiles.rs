@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{CreateSessionRequest, Run, SandboxMode, StartRunRequest, outcome};
-use codelia_tests::{Client, Cluster, Exec, Process, ProcessOutput, refusal, require::available, shell};
+use codelia_tests::{Client, Cluster, Exec, Process, ProcessOutput, available, refusal, shell};
 use serde_json::Value;
 use tempfile::TempDir;
 use tonic::Code;
