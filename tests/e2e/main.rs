@@ -66,6 +66,7 @@ mod policy_load;
 mod policy_scopes;
 mod pooler;
 mod processes;
+mod profiles;
 mod protocol;
 mod queueing;
 mod quotas;

@@ -278,6 +278,10 @@ fn of_scope_policies(method: &str) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.PolicyService.ListProjects" => {
             ListProjectsRequest { page_size: 3, ..Default::default() }.encode_to_vec()
         }
+        "codelia.v1.PolicyService.ListProfiles" => ListProfilesRequest {}.encode_to_vec(),
+        "codelia.v1.PolicyService.GetProfile" => {
+            GetProfileRequest { name: "cargo".to_owned() }.encode_to_vec()
+        }
         "codelia.v1.PolicyService.DryRunScopePolicy" => {
             let since = Some(prost_types::Duration { seconds: 60, nanos: 0 });
             DryRunScopePolicyRequest { scope, name, policy, since, ..Default::default() }.encode_to_vec()
@@ -592,7 +596,7 @@ async fn empty_request_names_missing_fields() -> Result<()> {
     let operator = cluster.operator().await?;
     // Methods without required fields.
     let optional = "CreateSession ListSessions ListTenants ListWorkers ExplainPolicy GetServerInfo WhoAmI \
-                    ListTenantRuns ListFlags VerifyEvents ListTools ListProjects";
+                    ListTenantRuns ListFlags VerifyEvents ListTools ListProjects ListProfiles";
     let is_optional = |name: &str| optional.split_whitespace().any(|optional| optional == name);
     for method in all_methods()?.iter().filter(|method| !is_optional(method.name())) {
         let name = method.full_name();

@@ -139,6 +139,12 @@ fn of_scope_policies(method: &str, ids: &Ids) -> Option<Expected> {
             let name = ids.tenant.clone();
             not_found([ListScopePolicyVersionsRequest { scope, name, ..Default::default() }])
         }
+        "codelia.v1.PolicyService.ListProfiles" => {
+            Expected::Unmentioned(ListProfilesRequest {}.encode_to_vec())
+        }
+        "codelia.v1.PolicyService.GetProfile" => {
+            Expected::Unmentioned(GetProfileRequest { name: "cargo".to_owned() }.encode_to_vec())
+        }
         "codelia.v1.PolicyService.ListProjects" => {
             Expected::Unmentioned(ListProjectsRequest::default().encode_to_vec())
         }

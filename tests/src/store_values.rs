@@ -37,6 +37,7 @@ pub fn logical_session() -> SessionSpec {
         policy: Policy::default(),
         flags: SessionFlags::default(),
         scopes: SessionScopes::default(),
+        profile: None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use codelia_policy::{Ceilings, EscapeOptions, Limits, Policy};
+use codelia_policy::{Ceilings, EscapeOptions, Limits, Policy, Profiles};
 use codelia_server::TlsFiles;
 use codelia_store::{Retention, SecretKey};
 use codelia_types::{Mode, NetworkMode, TenantId};
@@ -26,6 +26,8 @@ pub struct Options {
     pub timeouts: Timeouts,
     /// The policy of the installation; policies of sessions and runs can only tighten it.
     pub policy: Policy,
+    /// The profiles that sessions can name.
+    pub profiles: Profiles,
     /// Mode of sessions whose caller sets none.
     pub default_mode: Mode,
     /// Network of runs whose caller sets none; not applied in mode `logical`.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use codelia_policy::{ExplainedField, HostInfo, Ids, Plan, PlanTarget, Policy, RunSpec, Source};
+use codelia_policy::{ExplainedField, HostInfo, Ids, Layout, Plan, PlanTarget, Policy, RunSpec, Source};
 use codelia_proto::v1::{self, policy_service_server::PolicyService};
 use codelia_store::{Caller, SessionSpec};
 use codelia_types::{Mode, RunId, SessionId};
@@ -18,7 +18,7 @@ use crate::{
     scope_rules::ScopePolicies,
     session_lookup,
     status::ApiError,
-    validate,
+    to_proto, validate,
 };
 
 /// The service.
@@ -51,6 +51,8 @@ impl Policies {
     ) -> Result<v1::ExplainPolicyResponse, ApiError> {
         let is_large = validate::is_large_policy(wire.policy.as_ref());
         let project = validate::project("project", wire.project)?;
+        let applied = validate::profile(&wire.profile, &self.context.options.profiles)?;
+        let profile = applied.is_some().then_some(wire.profile);
         if wire.session.is_empty() {
             let scopes = ScopePolicies::of_new(&self.context.store, caller, project.as_deref()).await?;
             let is_large = is_large || scopes.is_large();
@@ -58,7 +60,8 @@ impl Policies {
                 let rules = &rules.under(scopes);
                 let policy = validate::policy(wire.policy, &rules.ceilings)?;
                 let mode = validate::mode(wire.mode)?;
-                let request = SessionRequest { mode, policy, project, ..SessionRequest::default() };
+                let request =
+                    SessionRequest { mode, policy, project, profile, applied, ..SessionRequest::default() };
                 let session = request.to_spec(rules)?;
                 let request = RunRequest::without_command(None, Policy::default());
                 explain(&session, &Policy::default(), &request.to_spec(&session, rules)?, rules)
@@ -67,6 +70,9 @@ impl Policies {
         }
         if project.is_some() {
             return Err(ApiError::invalid("project", "only for a new session; leave out the session"));
+        }
+        if profile.is_some() {
+            return Err(ApiError::invalid("profile", "only for a new session; leave out the session"));
         }
         let name = resource_name::session("session", &wire.session)?;
         let session = session_lookup::find(&self.context.store, &caller.tenant, &name).await?.spec;
@@ -119,7 +125,8 @@ fn mounts(run: &RunSpec) -> Result<Vec<String>, ApiError> {
         &HostInfo::fully_capable(),
         ids,
     )?;
-    Ok(plan.mounts.iter().map(ToString::to_string).collect())
+    let layout = plan.layout.as_ref().map(Layout::descriptions).unwrap_or_default();
+    Ok(plan.mounts.iter().map(ToString::to_string).chain(layout).collect())
 }
 
 #[tonic::async_trait]
@@ -190,6 +197,28 @@ impl PolicyService for Policies {
     ) -> Result<Response<v1::ListProjectsResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         Ok(Response::new(self.projects(&caller, request.into_inner()).await?))
+    }
+
+    async fn list_profiles(
+        &self,
+        request: Request<v1::ListProfilesRequest>,
+    ) -> Result<Response<v1::ListProfilesResponse>, Status> {
+        auth::caller(request.extensions())?;
+        let summary = |(name, profile)| v1::Profile { policy: None, ..to_proto::profile(name, profile) };
+        let profiles = self.context.options.profiles.iter().map(summary).collect();
+        Ok(Response::new(v1::ListProfilesResponse { profiles }))
+    }
+
+    async fn get_profile(
+        &self,
+        request: Request<v1::GetProfileRequest>,
+    ) -> Result<Response<v1::GetProfileResponse>, Status> {
+        auth::caller(request.extensions())?;
+        let name = request.into_inner().name;
+        let profiles = &self.context.options.profiles;
+        let unknown = || ApiError::invalid("name", format!("unknown; known are: {}", profiles.names()));
+        let profile = profiles.get(&name).ok_or_else(unknown)?;
+        Ok(Response::new(v1::GetProfileResponse { profile: Some(to_proto::profile(&name, profile)) }))
     }
 
     async fn dry_run_scope_policy(

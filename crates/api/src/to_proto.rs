@@ -1,5 +1,6 @@
 //! Converts rows of the store to messages of the API. Pure.
 
+use codelia_policy::Profile;
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
     Approval, ApprovalKind, ApprovalReach, ApprovalScope, ApprovalState, IsolationFloor, Key, OutputChunk,
@@ -33,6 +34,7 @@ pub(crate) fn session(mut session: Session) -> v1::Session {
         policy: Some((&session.spec.policy).into()),
         allow_data_loss: session.allow_data_loss,
         project: session.spec.scopes.project.unwrap_or_default(),
+        profile: session.spec.profile.map(|profile| profile.name).unwrap_or_default(),
         quarantine: session.quarantine.map(|quarantine| v1::SessionQuarantine {
             reason: quarantine.reason,
             run_id: quarantine.run.map(|run| run.to_string()).unwrap_or_default(),
@@ -54,6 +56,16 @@ fn disk(disk: &SessionDisk) -> v1::SessionDisk {
 fn to_int64(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
+
+/// A profile with its policy.
+pub(crate) fn profile(name: &str, profile: &Profile) -> v1::Profile {
+    v1::Profile {
+        name: name.to_owned(),
+        description: profile.description.clone(),
+        policy: Some((&profile.policy).into()),
+        env: profile.env.clone().into_iter().collect(),
+        limits: Some((&profile.limits).into()),
+        built_in: profile.is_built_in,
 
 /// A session in a listing: without its policy, which may be large.
 pub(crate) fn session_summary(row: Session) -> v1::Session {

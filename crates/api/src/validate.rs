@@ -3,10 +3,11 @@
 use std::{
     collections::{BTreeMap, HashMap},
     path::{Component, Path},
+    sync::Arc,
     time::Duration,
 };
 
-use codelia_policy::{Ceilings, Limit, LimitsRequest, Policy, display_duration};
+use codelia_policy::{Ceilings, Limit, LimitsRequest, Policy, Profile, Profiles, display_duration};
 use codelia_proto::{duration_from_proto, v1};
 use codelia_types::{CommandSpec, Mode, NetworkMode, SecretEnv, TerminalSize, ToolId, TransactionMode};
 use prost::Message;
@@ -209,6 +210,15 @@ pub(crate) fn project(field: &str, text: String) -> Checked<Option<String>> {
         return invalid(field, "must match `[a-z0-9-]{1,63}` and must not be `-` or a UUID");
     }
     Ok(Some(text))
+}
+
+/// The profile of this name; `None` without a name.
+pub(crate) fn profile(name: &str, profiles: &Profiles) -> Checked<Option<Arc<Profile>>> {
+    match profiles.get(name) {
+        _ if name.is_empty() => Ok(None),
+        Some(profile) => Ok(Some(profile.clone())),
+        None => invalid("profile", format!("unknown; known are: {}", profiles.names())),
+    }
 }
 
 fn duration(field: &str, wire: &prost_types::Duration) -> Checked<Duration> {

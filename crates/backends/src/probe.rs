@@ -52,6 +52,7 @@ pub(crate) fn plan(mode: Mode, host: Enforceable) -> Plan {
         root: PathBuf::from("/"),
         workspace: PathBuf::from("/"),
         mounts: Vec::new(),
+        layout: None,
         ids: None,
         env: BTreeMap::new(),
         hostname: None,
@@ -165,8 +166,16 @@ pub(crate) async fn capabilities<P: Probed>(mode: &P, cgroups: &Cgroups, watch_l
     let tried = try_plan(mode, reads_plan(P::MODE, mode.init(), limits)).await;
     let asked_reads = is_possible(tried, &isolation::reads_gap);
     let network = true;
-    let enforceable =
-        Enforceable { network, egress, syscalls: true, executables, asked_reads, overlays, ..limits };
+    let enforceable = Enforceable {
+        network,
+        egress,
+        syscalls: true,
+        executables,
+        asked_reads,
+        layouts: true,
+        overlays,
+        ..limits
+    };
     // Without limits it would refuse every run.
     let usable = limits.limits() || watch_limits;
     Capabilities { mode: P::MODE, usable, enforceable, gaps }

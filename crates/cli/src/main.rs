@@ -163,6 +163,7 @@ async fn call(
         Command::Flags(command) => commands::flags::flags(client, command, output).await?,
         Command::Tools(command) => commands::tools::tools(client, command, output).await?,
         Command::Projects { limit } => commands::policy_scopes::projects(client, limit, output).await?,
+        Command::Profiles(command) => commands::profiles::profiles(client, command, output).await?,
         Command::Info => info::info(client, output).await?,
         Command::Whoami => info::whoami(client, output).await?,
         other => anyhow::bail!("{other:?} is not a client command"),

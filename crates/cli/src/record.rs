@@ -152,6 +152,7 @@ pub(crate) fn session(session: &v1::Session) -> Value {
         "idle_ttl_ns": nanos(session.idle_ttl.as_ref()),
         "allow_data_loss": session.allow_data_loss,
         "project": non_empty(&session.project),
+        "profile": non_empty(&session.profile),
         "quarantine": session.quarantine.as_ref().map(|quarantine| json!({
             "reason": quarantine.reason,
             "run_id": non_empty(&quarantine.run_id),

@@ -28,7 +28,8 @@ const FILTERED: u32 = 2;
 
 /// Compares the environment with the expected one. The errno says what differs: `EXDEV` for
 /// something of the host, `ENOENT` for something missing, `EEXIST` for an additional mount, `EROFS`
-/// and `EPERM` for a mount that is read-only or writable against the plan, `ENODEV` for another file
+/// and `EPERM` for a mount that is read-only or writable against the plan, `ENOEXEC` and `EACCES` for one
+/// that is executable or not against it, `ENODEV` for another file
 /// system, `EINVAL` for another value.
 pub(crate) fn environment(expected: &ExpectedEnvironment) -> Result<(), Failure> {
     ensure(process::own_pid() == Pid::INIT, Step::CheckPid, Errno::XDEV)?;
@@ -139,6 +140,11 @@ fn check_mount(expected: &ExpectedMount, mount: &Mount) -> Result<(), Errno> {
         (Some(false), true) => return Err(Errno::PERM),
         _ => {}
     }
+    match (expected.executable, mount.executable) {
+        (Some(true), false) => return Err(Errno::ACCESS),
+        (Some(false), true) => return Err(Errno::NOEXEC),
+        _ => {}
+    }
     match &expected.file_system {
         Some(file_system) if *file_system != mount.file_system => Err(Errno::NODEV),
         _ => Ok(()),
@@ -175,13 +181,14 @@ mod tests {
     const IDENTITY: FileIdentity = FileIdentity { device: 1, inode: 2 };
 
     fn mount(target: &str, writable: bool, file_system: &str) -> Mount {
-        Mount { target: target.into(), writable, file_system: file_system.to_owned() }
+        Mount { target: target.into(), writable, executable: true, file_system: file_system.to_owned() }
     }
 
     fn expected_mount() -> ExpectedMount {
         ExpectedMount {
             is_optional: false,
             writable: Some(true),
+            executable: None,
             file_system: Some("ext4".to_owned()),
             identity: Some(IDENTITY),
             is_recursive: false,
@@ -207,6 +214,11 @@ mod tests {
         assert_eq!(check(planned(), &[mount("/a", false, "ext4")]), Err(Errno::ROFS));
         let read_only = ExpectedMount { writable: Some(false), ..planned() };
         assert_eq!(check(read_only, std::slice::from_ref(&good)), Err(Errno::PERM));
+        let executable = |executable| ExpectedMount { executable: Some(executable), ..planned() };
+        let denied = Mount { executable: false, ..good.clone() };
+        assert_eq!(check(executable(true), std::slice::from_ref(&good)), Ok(()));
+        assert_eq!(check(executable(false), std::slice::from_ref(&good)), Err(Errno::NOEXEC));
+        assert_eq!(check(executable(true), &[denied]), Err(Errno::ACCESS));
         assert_eq!(check(planned(), &[mount("/a", true, "tmpfs")]), Err(Errno::NODEV));
         let covered = [good.clone(), mount("/a", true, "tmpfs")];
         assert_eq!(check(planned(), &covered), Err(Errno::NODEV), "the last mount is visible");

@@ -11,6 +11,7 @@ mod check;
 mod child;
 mod control;
 mod launch;
+mod layout;
 mod mount_flags;
 mod network;
 mod no_route;

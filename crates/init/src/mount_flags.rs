@@ -6,7 +6,7 @@ use std::{io::Stdin, path::Path};
 use codelia_init::{Failure, Report, RestrictRequest, Step};
 use codelia_sys::{Errno, mount_flags, overlay};
 
-use crate::{control::Control, setup::at};
+use crate::{control::Control, layout, setup::at};
 
 /// Serves one request.
 pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
@@ -25,5 +25,6 @@ fn restrict(control: &mut Control<Stdin>, request: &RestrictRequest) -> Result<(
     }
     overlay::enter_namespaces(&namespaces)?;
     mount_flags::deny_setuid(Path::new("/"))?;
-    request.without_devices.iter().try_for_each(|target| mount_flags::deny_devices(target))
+    request.without_devices.iter().try_for_each(|target| mount_flags::deny_devices(target))?;
+    request.layout.as_ref().map_or(Ok(()), layout::apply)
 }

@@ -21,7 +21,7 @@ use codelia_sys::{
 };
 
 use crate::{
-    check,
+    check, layout,
     setup::{at, at_io},
 };
 
@@ -58,6 +58,9 @@ pub(crate) fn create(view: &View, expected: &ExpectedEnvironment) -> Result<Made
     } else {
         change_tool_mounts(view, expected, &mut mounts)?
     };
+    if let Some(layout) = &view.layout {
+        layout::apply(layout).map_err(at(Step::LayOutWorkspace))?;
+    }
     let settings = Path::new(SETTINGS);
     make_read_only(settings).map_err(at(Step::MaskPaths))?;
     mounts.push((settings.to_owned(), read_only("proc")));

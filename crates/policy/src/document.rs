@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use codelia_types::{Mode, NetworkMode, UnknownValue};
 
-use crate::duration_text;
+use crate::{LayoutPolicy, duration_text};
 
 /// What a command may do: a policy document.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +19,9 @@ pub struct Policy {
     pub isolation_level: Option<IsolationLevel>,
     /// The host files that the command sees.
     pub filesystem: FilesystemPolicy,
+    /// Which part of its workspace the command may change, and where files can be executed.
+    #[serde(skip_serializing_if = "LayoutPolicy::is_empty")]
+    pub layout: LayoutPolicy,
     /// The container image.
     pub container: ContainerPolicy,
     /// The processes that the command may start.

@@ -27,12 +27,14 @@ mod flags;
 mod format;
 mod host_sets;
 mod hosts;
+mod layout;
 mod limits;
 mod merge;
 mod mounts;
 mod network;
 mod path_trie;
 mod plan;
+mod profile;
 mod run_spec;
 mod runtime;
 mod scopes;
@@ -60,6 +62,7 @@ pub use flags::{
 };
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
 pub use host_sets::{HOST_SETS, HostSet};
+pub use layout::{Layout, LayoutDirectory, LayoutMount, LayoutPolicy};
 pub use limits::{Ceilings, DiskLimits, Limit, LimitError, Limits, LimitsRequest, display_duration};
 pub use mounts::{Mount, SANDBOX_IDS, WORKSPACE, overlays_dir, transactions_dir};
 pub use network::{NetworkApproval, predicts_network};
@@ -68,6 +71,7 @@ pub use plan::{
     Enforceable, HostInfo, Ids, IoLimits, LoggedCalls, Plan, PlanError, PlanTarget, Security, SyscallRules,
     egress_remedy, limits_remedy,
 };
+pub use profile::{Profile, ProfileError, Profiles, SessionProfile};
 pub use run_spec::{RunSpec, RunTool};
 pub use runtime::{PathKind, Runtime};
 pub use scopes::{DELEGABLE_FIELDS, PolicyScope, Scopes, SessionScopes};

@@ -39,6 +39,7 @@ impl Policy {
         Self {
             isolation_level: self.isolation_level.max(lower.isolation_level),
             filesystem: self.filesystem.merge(&lower.filesystem),
+            layout: self.layout.merge(&lower.layout),
             container: self.container.merge(&lower.container),
             process: self.process.merge(&lower.process),
             network: self.network.merge(&lower.network),
@@ -284,6 +285,11 @@ fn equal<T: Ord>(list: &[T]) -> Covers<'_, T> {
 fn below(list: &[PathBuf]) -> Covers<'_, PathBuf> {
     let paths: PathTrie<_> = list.iter().collect();
     Box::new(move |path| paths.covers(path))
+}
+
+/// The paths that both lists cover: theirs, and those below.
+pub(crate) fn intersect_below(a: &Option<Vec<PathBuf>>, b: &Option<Vec<PathBuf>>) -> Option<Vec<PathBuf>> {
+    intersect(a, b, below)
 }
 
 /// The items that both lists cover. An absent list covers everything.

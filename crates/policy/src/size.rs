@@ -6,12 +6,14 @@ use std::{
     path::{Component, PathBuf},
 };
 
-use crate::{NetworkPolicy, Policy, hosts};
+use crate::{LayoutPolicy, NetworkPolicy, Policy, hosts};
 
 /// Maximum length of a policy in bytes: of its text, of its message, and of all values together.
 pub const MAX_BYTES: usize = 256 * 1024;
 /// Maximum number of paths in the lists of `filesystem` together. Each costs a sandbox a mount.
 pub const MAX_PATHS: usize = 500;
+/// Maximum number of paths in each list of `layout`. Each costs a sandbox a mount.
+pub const MAX_LAYOUT_PATHS: usize = 64;
 /// Maximum length of a path in bytes, as in the kernel.
 pub const MAX_PATH_BYTES: usize = 4096;
 /// Maximum number of components of a path.
@@ -83,6 +85,7 @@ impl Policy {
             at_most(field, paths, MAX_PATHS, "paths in the lists of filesystem", NAME_DIRECTORIES)?;
             check_paths(field, list)?;
         }
+        self.layout.check_size()?;
         let programs = self.process.allowed_executables.as_deref().unwrap_or_default();
         let mut patterns = 0;
         for (field, list) in self.command.lists() {
@@ -150,11 +153,25 @@ impl Policy {
     /// The length of all texts together.
     fn text_bytes(&self) -> usize {
         let paths = self.filesystem.lists().into_iter().flat_map(|(_, list)| list);
-        let programs = [&self.process.allowed_executables, &self.network.executables];
+        let programs =
+            [&self.process.allowed_executables, &self.network.executables, &self.layout.executable_paths];
         let programs = programs.into_iter().flatten().flatten();
-        let paths = paths.chain(programs).map(|path| path.as_os_str().len());
+        let directories = self.layout.directories.iter().map(|directory| &directory.path);
+        let paths = paths.chain(directories).chain(programs).map(|path| path.as_os_str().len());
         let texts = self.names().into_iter().chain(self.command.lists()).flat_map(|(_, list)| list);
         paths.chain(texts.map(String::len)).sum()
+    }
+}
+
+impl LayoutPolicy {
+    fn check_size(&self) -> Result<(), TooLarge> {
+        let executable = self.executable_paths.as_deref().unwrap_or_default();
+        let directories: Vec<_> = self.directories.iter().map(|directory| directory.path.clone()).collect();
+        let lists = [("layout.directories", &*directories), ("layout.executable_paths", executable)];
+        lists.into_iter().try_for_each(|(field, list)| {
+            at_most(field, list.len(), MAX_LAYOUT_PATHS, "paths", "name directories above them")?;
+            check_paths(field, list)
+        })
     }
 }
 

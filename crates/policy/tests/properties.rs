@@ -7,9 +7,10 @@ use std::{path::PathBuf, time::Duration};
 
 use codelia_policy::{
     Ceilings, CommandPolicy, ContainerPolicy, DELEGABLE_FIELDS, EgressDecision, EgressRules, EnvironmentMode,
-    EnvironmentPolicy, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel, Limits,
-    LimitsRequest, LoggingPolicy, Mount, NetworkPolicy, Plan, PlanTarget, Policy, ProcessPolicy,
-    ResourcePolicy, RunSpec, Scopes, SyscallMode, SyscallPolicy, SyscallRules, syscalls,
+    EnvironmentPolicy, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel,
+    LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, Mount, NetworkPolicy, Plan,
+    PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec, Scopes, SyscallMode, SyscallPolicy,
+    SyscallRules, syscalls,
 };
 use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
 use proptest::{option::of, prelude::*, sample::select};
@@ -173,27 +174,55 @@ fn logging() -> impl Strategy<Value = LoggingPolicy> {
         .prop_map(|(signals, file_operations)| LoggingPolicy { signals, file_operations })
 }
 
+fn layout() -> impl Strategy<Value = LayoutPolicy> {
+    let path = || select(vec!["a", "a/b", "a-b", "c"]).prop_map(PathBuf::from);
+    let directory = (path(), of(1..4_u64)).prop_map(|(path, max_bytes)| LayoutDirectory { path, max_bytes });
+    let directories = prop::collection::vec(directory, 0..3).prop_map(|mut directories| {
+        directories.sort();
+        directories.dedup_by(|a, b| a.path == b.path);
+        directories
+    });
+    (of(any::<bool>()), directories, of(prop::collection::vec(path(), 0..3))).prop_map(
+        |(read_only_workspace, directories, executable_paths)| LayoutPolicy {
+            read_only_workspace,
+            directories,
+            executable_paths,
+        },
+    )
+}
+
 /// Boxed: several of them at once would not fit on the stack of a test.
 fn policies() -> BoxedStrategy<Policy> {
     let level = of(select(vec![IsolationLevel::None, IsolationLevel::Process, IsolationLevel::Full]));
-    let rest = (environment_and_command(), logging());
+    let rest = (environment_and_command(), logging(), layout());
     (level, filesystem(), process(), network(), resources(), syscall_policy(), rest)
-        .prop_map(|(isolation_level, filesystem, process, network, resources, syscalls, (pair, logging))| {
-            let (environment, command) = pair;
-            Policy {
+        .prop_map(
+            |(
                 isolation_level,
                 filesystem,
-                container: ContainerPolicy::default(),
                 process,
                 network,
                 resources,
                 syscalls,
-                environment,
-                command,
-                logging,
-                delegate: Vec::new(),
-            }
-        })
+                (pair, logging, layout),
+            )| {
+                let (environment, command) = pair;
+                Policy {
+                    isolation_level,
+                    filesystem,
+                    layout,
+                    container: ContainerPolicy::default(),
+                    process,
+                    network,
+                    resources,
+                    syscalls,
+                    environment,
+                    command,
+                    logging,
+                    delegate: Vec::new(),
+                }
+            },
+        )
         .boxed()
 }
 
@@ -273,6 +302,14 @@ fn is_tighter(upper: &Policy, merged: &Policy) -> Result<(), TestCaseError> {
         wide.cpus.iter().flatten().count() == 0
             || narrow.cpus.iter().flatten().all(|cpu| wide.cpus.iter().flatten().any(|own| own == cpu))
     );
+    if let Some(wide) = &wide.layout {
+        let narrow = narrow.layout.as_ref().unwrap();
+        prop_assert!(narrow.writable <= wide.writable && narrow.executable <= wide.executable);
+        let is_open =
+            |path: &PathBuf| wide.mounts.iter().any(|own| own.writable && path.starts_with(&own.path));
+        let mut writable = narrow.mounts.iter().filter(|mount| mount.writable);
+        prop_assert!(wide.writable || writable.all(|mount| is_open(&mount.path)));
+    }
     if let Some(mode) = upper.network.mode {
         prop_assert!(narrow.network <= wide.network.max(mode));
     }

@@ -7,8 +7,8 @@ use std::{
 
 use codelia_policy::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    IsolationLevel, LoggingPolicy, NetworkPolicy, Policy, PolicyError, ProcessPolicy, ResourcePolicy, Source,
-    SyscallMode, SyscallPolicy,
+    IsolationLevel, LayoutDirectory, LayoutPolicy, LoggingPolicy, NetworkPolicy, Policy, PolicyError,
+    ProcessPolicy, ResourcePolicy, Source, SyscallMode, SyscallPolicy,
 };
 
 use crate::{
@@ -27,6 +27,7 @@ impl TryFrom<v1::Policy> for Policy {
         Ok(Self {
             isolation_level: level.to_level(),
             filesystem: wire.filesystem.map(read_filesystem).transpose()?.unwrap_or_default(),
+            layout: wire.layout.map(read_layout).transpose()?.unwrap_or_default(),
             container: wire
                 .container
                 .map(|wire| ContainerPolicy { profile: wire.profile })
@@ -62,6 +63,23 @@ fn read_filesystem(wire: v1::FilesystemPolicy) -> Result<FilesystemPolicy, Polic
         max_file_bytes: amount("filesystem.max_file_bytes", wire.max_file_bytes)?,
         max_total_bytes: amount("filesystem.max_total_bytes", wire.max_total_bytes)?,
         max_inodes: amount("filesystem.max_inodes", wire.max_inodes)?,
+    })
+}
+
+fn read_layout(wire: v1::LayoutPolicy) -> Result<LayoutPolicy, PolicyError> {
+    let directory = |(at, wire): (usize, v1::LayoutDirectory)| -> Result<_, PolicyError> {
+        let max_bytes = amount(&format!("layout.directories[{at}].max_bytes"), wire.max_bytes)?;
+        Ok(LayoutDirectory { path: wire.path.into(), max_bytes })
+    };
+    Ok(LayoutPolicy {
+        read_only_workspace: wire.read_only_workspace,
+        directories: wire
+            .directories
+            .into_iter()
+            .enumerate()
+            .map(directory)
+            .collect::<Result<_, PolicyError>>()?,
+        executable_paths: paths(wire.executable_paths),
     })
 }
 
@@ -221,6 +239,7 @@ impl From<&Policy> for v1::Policy {
         Self {
             isolation_level: v1::IsolationLevel::from(policy.isolation_level).into(),
             filesystem: Some(write_filesystem(&policy.filesystem)),
+            layout: Some(write_layout(&policy.layout)),
             container: Some(v1::ContainerPolicy { profile: policy.container.profile.clone() }),
             process: Some(write_process(&policy.process)),
             network: Some(write_network(&policy.network)),
@@ -253,6 +272,18 @@ fn write_filesystem(policy: &FilesystemPolicy) -> v1::FilesystemPolicy {
         max_file_bytes: policy.max_file_bytes.map(u64::cast_signed),
         max_total_bytes: policy.max_total_bytes.map(u64::cast_signed),
         max_inodes: policy.max_inodes.map(u64::cast_signed),
+    }
+}
+
+fn write_layout(policy: &LayoutPolicy) -> v1::LayoutPolicy {
+    let directory = |one: &LayoutDirectory| v1::LayoutDirectory {
+        path: text(&one.path),
+        max_bytes: one.max_bytes.map(u64::cast_signed),
+    };
+    v1::LayoutPolicy {
+        read_only_workspace: policy.read_only_workspace,
+        directories: policy.directories.iter().map(directory).collect(),
+        executable_paths: path_list(policy.executable_paths.as_ref()),
     }
 }
 
@@ -370,6 +401,7 @@ mod tests {
     const FULL: &str = "
 isolation_level: LEVEL_2
 filesystem: {mode: static, root_path: /workspace, read_only_paths: [/opt], read_write_paths: [], overlay_paths: [/srv], denied_paths: [/opt/a], max_file_bytes: 1, max_total_bytes: 23, max_inodes: 24}
+layout: {read_only_workspace: true, directories: [{path: a, max_bytes: 25}, {path: b/c}], executable_paths: [a]}
 container: {profile: python}
 process: {max_processes: 2, allow_fork: false, allow_exec: true, allowed_executables: [/bin/sh], debug: true}
 network: {mode: proxy, allowed_hosts: ['*.example'], ask_hosts: ['*'], blocked_hosts: [b.example], allowed_ports: [443], max_connections: 3, max_connections_per_second: 19, max_sent_bytes: 20, max_received_bytes: 21, idle_timeout: 22s, credentials: [c], executables: [/bin/d]}

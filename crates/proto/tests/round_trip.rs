@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use codelia_policy::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    IsolationLevel, Limits, LimitsRequest, LoggingPolicy, NetworkPolicy, Policy, ProcessPolicy,
-    ResourcePolicy, RunSpec, RunTool, SyscallMode, SyscallPolicy,
+    IsolationLevel, LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, NetworkPolicy,
+    Policy, ProcessPolicy, ResourcePolicy, RunSpec, RunTool, SyscallMode, SyscallPolicy,
 };
 use codelia_proto::{InvalidField, internal::v1 as internal, v1};
 use codelia_types::{
@@ -239,13 +239,23 @@ fn calls() -> impl Strategy<Value = (SyscallPolicy, EnvironmentPolicy, CommandPo
     (syscalls, environment, command)
 }
 
+fn layout() -> impl Strategy<Value = LayoutPolicy> {
+    let directory = (any::<String>(), of(amount()))
+        .prop_map(|(path, max_bytes)| LayoutDirectory { path: path.into(), max_bytes });
+    let directories = prop::collection::vec(directory, 0..3);
+    (of(any::<bool>()), directories, of(texts())).prop_map(|(read_only_workspace, directories, paths)| {
+        let executable_paths = paths.map(|paths| paths.into_iter().map(Into::into).collect());
+        LayoutPolicy { read_only_workspace, directories, executable_paths }
+    })
+}
+
 fn policy() -> impl Strategy<Value = Policy> {
     let level = of(select(IsolationLevel::ALL.to_vec()));
     let container = of(any::<String>()).prop_map(|profile| ContainerPolicy { profile });
     let delegate = prop::collection::vec(any::<String>(), 0..3);
     let logging = (of(any::<bool>()), of(any::<bool>()))
         .prop_map(|(signals, file_operations)| LoggingPolicy { signals, file_operations });
-    let rest = (logging, delegate);
+    let rest = (logging, delegate, layout());
     (level, filesystem(), container, process(), network(), resources(), calls(), rest).prop_map(
         |(
             isolation_level,
@@ -255,12 +265,13 @@ fn policy() -> impl Strategy<Value = Policy> {
             network,
             resources,
             calls,
-            (logging, delegate),
+            (logging, delegate, layout),
         )| {
             let (syscalls, environment, command) = calls;
             Policy {
                 isolation_level,
                 filesystem,
+                layout,
                 container,
                 process,
                 network,

@@ -6,6 +6,7 @@
 
 mod error;
 
+pub mod allocated;
 pub mod capability;
 pub mod cgroup;
 pub mod elf;

@@ -202,6 +202,34 @@ const fn added(attributes: u64) -> libc::mount_attr {
     libc::mount_attr { attr_set: attributes, attr_clr: 0, propagation: 0, userns_fd: 0 }
 }
 
+/// Takes writing or execution from a mount that is not attached yet, or from the mount that a descriptor
+/// is the root of.
+///
+/// # Errors
+/// As `mount_setattr(2)`.
+pub fn restrict_access(tree: &OwnedFd, writable: bool, executable: bool) -> Result<(), Errno> {
+    let read_only = if writable { 0 } else { libc::MOUNT_ATTR_RDONLY };
+    let no_execution = if executable { 0 } else { libc::MOUNT_ATTR_NOEXEC };
+    set_attributes(tree, &added(read_only | no_execution))
+}
+
+/// Takes execution from the mount at a path and from all mounts below it.
+///
+/// # Errors
+/// As `mount_setattr(2)`: `EINVAL` if nothing is mounted there.
+pub fn deny_execution(path: &Path) -> Result<(), Errno> {
+    let flags = libc::AT_SYMLINK_NOFOLLOW | libc::AT_RECURSIVE;
+    set_attributes_at(CWD, path, flags, &added(libc::MOUNT_ATTR_NOEXEC))
+}
+
+/// Attaches a mount on a directory that is open.
+///
+/// # Errors
+/// As `move_mount(2)`.
+pub fn attach_on(tree: &OwnedFd, directory: &OwnedFd) -> Result<(), Errno> {
+    attach_at(tree, directory)
+}
+
 /// Makes the mount at a path read-only.
 ///
 /// # Errors

@@ -31,6 +31,8 @@ pub struct Mount {
     pub target: PathBuf,
     /// Whether it is mounted read-write.
     pub writable: bool,
+    /// Whether files on it can be executed.
+    pub executable: bool,
     /// The type of its file system.
     pub file_system: String,
 }
@@ -53,9 +55,10 @@ fn parse_mount(line: &[u8]) -> Option<Mount> {
     let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
     let file_system = String::from_utf8_lossy(fields.next()?).into_owned();
     let file_system_options = fields.nth(1)?;
-    let read_only = |options: &[u8]| options.split(|&byte| byte == b',').any(|word| word == b"ro");
-    let writable = !read_only(mount_options) && !read_only(file_system_options);
-    Some(Mount { target, writable, file_system })
+    let has = |options: &[u8], option: &[u8]| options.split(|&byte| byte == b',').any(|word| word == option);
+    let writable = !has(mount_options, b"ro") && !has(file_system_options, b"ro");
+    let executable = !has(mount_options, b"noexec");
+    Some(Mount { target, writable, executable, file_system })
 }
 
 /// Decodes the kernel's escapes: a backslash and three octal digits for blanks and backslashes.

@@ -81,6 +81,7 @@ pub(super) async fn with_policy(
         policy: Policy { filesystem, ..Policy::default() },
         flags: SessionFlags::default(),
         scopes: codelia_policy::SessionScopes::default(),
+        profile: None,
     };
     let id = SessionId::generate();
     let new = NewSession {

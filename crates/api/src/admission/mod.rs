@@ -6,8 +6,8 @@ pub(crate) mod approval;
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc, time::Duration};
 
 use codelia_policy::{
-    FlagChoice, FlagRef, IsolationLevel, LimitsRequest, Plan, Policy, PolicyError, RunSpec, RunTool,
-    SessionFlags,
+    FlagChoice, FlagRef, IsolationLevel, LimitsRequest, Plan, Policy, PolicyError, Profile, RunSpec, RunTool,
+    SessionFlags, SessionProfile,
 };
 use codelia_proto::v1;
 use codelia_store::{SecretKey, SessionRef, SessionSpec, Store, Tool};
@@ -116,7 +116,7 @@ impl RunRequest {
         let level = [policy.isolation_level, session.flags.floor];
         Ok(RunSpec {
             tool: tool.map(|tool| run_tool(tool, level)),
-            command: self.command.clone(),
+            command: self.command_in(session, &policy),
             mode,
             network,
             limits,
@@ -125,6 +125,15 @@ impl RunRequest {
             ends_with_caller: self.ends_with_caller,
             transaction,
         })
+    }
+
+    /// The command with the variables of the session's profile.
+    fn command_in(&self, session: &SessionSpec, policy: &Policy) -> CommandSpec {
+        let mut command = self.command.clone();
+        if let Some(profile) = &session.profile {
+            profile.add_env(&mut command.env, &command.secret_env_names, &policy.environment);
+        }
+        command
     }
 
     /// What becomes of the changes of the run. Those of a transactional tool are applied together or dropped,
@@ -251,6 +260,11 @@ pub(crate) struct SessionRequest {
     // Left out if absent, as above.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) project: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) profile: Option<String>,
+    /// What that profile is, once it was looked up.
+    #[serde(skip)]
+    pub(crate) applied: Option<Arc<Profile>>,
 }
 
 impl SessionRequest {
@@ -269,6 +283,8 @@ impl SessionRequest {
             allow_data_loss: wire.allow_data_loss,
             labels: validate::labels(wire.labels)?,
             project: validate::project("project", wire.project)?,
+            applied: validate::profile(&wire.profile, &rules.options.profiles)?,
+            profile: Some(wire.profile).filter(|name| !name.is_empty()),
         })
     }
 
@@ -292,7 +308,7 @@ impl SessionRequest {
         };
         let floor = choice.floor.as_ref().map(|(floor, _)| *floor);
         check_allowed(mode, rules, floor, None)?;
-        let mut policy = admit_policy(&self.policy, rules.policy(), mode)?.with_defaults();
+        let mut policy = self.admit_profiled_policy(rules, mode)?.with_defaults();
         let default = default_network(mode, options);
         admit_network(self.network, default, &policy, mode, options)?;
         if mode != Mode::Logical && self.network.is_some() {
@@ -301,15 +317,33 @@ impl SessionRequest {
         }
         let caps = policy.caps();
         let ceilings = rules.ceilings_under(&caps);
+        let limits = match &self.applied {
+            Some(profile) => self.limits.over(&profile.limits_under(&ceilings)),
+            None => self.limits.clone(),
+        };
         Ok(SessionSpec {
             mode,
-            limits: self.limits.resolve(&options.defaults.lowered_to(&ceilings.0), &ceilings)?,
-            requested_limits: self.limits.over(&caps),
+            limits: limits.resolve(&options.defaults.lowered_to(&ceilings.0), &ceilings)?,
+            requested_limits: limits.over(&caps),
             network: self.network.or(default),
             scopes: rules.decided(&policy, self.project.clone()),
             policy,
             flags: SessionFlags { mode: flag, floor },
+            profile: self.session_profile(),
         })
+    }
+
+    /// The policy of the session: its own and that of its profile, under the policies above.
+    fn admit_profiled_policy(&self, rules: &Rules<'_>, mode: Mode) -> Result<Policy, ApiError> {
+        let Some(profile) = &self.applied else { return admit_policy(&self.policy, rules.policy(), mode) };
+        let upper = admit_policy(&profile.policy, rules.policy(), mode);
+        let upper = upper.map_err(|error| error.within("profile"))?;
+        admit_policy(&self.policy, &upper, mode)
+    }
+
+    fn session_profile(&self) -> Option<SessionProfile> {
+        let (name, profile) = (self.profile.as_ref()?, self.applied.as_ref()?);
+        Some(SessionProfile { name: name.clone(), env: profile.env.clone() })
     }
 
     /// The flag that refuses the session, if it would be admitted without flags.

@@ -18,6 +18,7 @@ pub(crate) fn options() -> Options {
         ceilings: Ceilings::default(),
         timeouts: Timeouts::default(),
         policy: Policy::installation(),
+        profiles: codelia_policy::Profiles::default(),
         default_mode: Mode::Logical,
         default_network: Some(NetworkMode::None),
         session_ttl: Duration::from_secs(60),
@@ -71,6 +72,7 @@ pub(crate) fn session() -> SessionSpec {
         policy: Policy::default(),
         flags: SessionFlags::default(),
         scopes: codelia_policy::SessionScopes::default(),
+        profile: None,
     }
 }
 

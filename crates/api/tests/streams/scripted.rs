@@ -396,6 +396,7 @@ fn options() -> Options {
         ceilings: Ceilings::default(),
         timeouts: codelia_api::Timeouts::default(),
         policy: codelia_policy::Policy::installation(),
+        profiles: codelia_policy::Profiles::default(),
         default_mode: Mode::Logical,
         default_network: None,
         session_ttl: Duration::from_secs(600),

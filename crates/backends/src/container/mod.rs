@@ -28,6 +28,7 @@ use crate::{
     Backend, Capabilities, Error, Gap, Prepared, alias,
     isolation::{self, PROBE},
     mask::Masks,
+    mounts::layout,
     probe,
     sandbox::{Sandbox, prepared, process::SandboxProcess, setup},
 };
@@ -256,7 +257,10 @@ impl Backend for Container {
                 false
             }
         };
-        let enforceable = Enforceable { network: true, egress, syscalls: true, executables, ..limits };
+        // On another kernel, the mounts of a container cannot be changed from outside.
+        let layouts = restrict::is_possible() && limits.violations;
+        let enforceable =
+            Enforceable { network: true, egress, syscalls: true, executables, layouts, ..limits };
         // Without limits it would refuse every run.
         capabilities(limits.limits(), enforceable, gaps)
     }
@@ -269,6 +273,7 @@ impl Backend for Container {
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         isolation::require_isolating(plan, Mode::Container, false)?;
         require_network(plan)?;
+        layout::create_directories(plan)?;
         self.create(plan).await
     }
 }

@@ -57,6 +57,7 @@ impl ContainerProcess {
         }
         // The process of a runtime with its own kernel does not have the mounts of the container.
         let restricts = restrict::is_possible() && is_on_host;
+        isolation::require(&[("policy.layout", restricts || plan.layout.is_none())])?;
         let namespace = restricts.then(|| restrict::open_namespace(peer, "mnt"));
         let network = (plan.network == NetworkMode::Proxy).then(|| {
             let can = isolation::require(&[("network", restricts)]);

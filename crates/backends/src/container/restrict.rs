@@ -1,4 +1,5 @@
-//! Flags of a container's mounts that engines have no option for: `nosuid` and `nodev` on binds.
+//! Flags of a container's mounts that engines have no option for: `nosuid` and `nodev` on binds, and
+//! the layout of its workspace.
 //! They change in the container's own mount namespace, so nothing is left when it is gone. The sockets
 //! of its network are made in the same way.
 
@@ -18,7 +19,7 @@ use codelia_policy::{Mount, Plan};
 use codelia_sys::{Pid, proc_self, process};
 use tokio::time::timeout;
 
-use crate::{EgressSockets, Error, init_binary, sandbox::egress};
+use crate::{EgressSockets, Error, init_binary, mounts::layout, sandbox::egress};
 
 /// How long `codelia-init` may take outside the container.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -46,7 +47,8 @@ pub(super) async fn restrict(init: &Path, namespace: OwnedFd, plan: &Plan) -> Re
         _ => None,
     };
     let binds = plan.mounts.iter().filter_map(bind);
-    let request = RestrictRequest { without_devices: std::iter::once("/".into()).chain(binds).collect() };
+    let without_devices = std::iter::once("/".into()).chain(binds).collect();
+    let request = RestrictRequest { without_devices, layout: layout::of(plan) };
     let namespaces = [namespace.as_fd()];
     let call = init_binary::call(init, "--restrict-mounts", &request, &namespaces);
     timeout(TIMEOUT, call).await.map_err(|_| Error::InitTimeout)?.map(drop)

@@ -19,6 +19,7 @@ use crate::{
     Error,
     isolation::INIT,
     mask::{MaskTarget, Masks},
+    mounts::layout,
 };
 
 /// The entries of a minimal `/dev`, which are mounts of the host's devices.
@@ -26,7 +27,7 @@ pub(crate) const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urando
 
 /// The view of a plan. `copies_files` says that the tool copies files of the runtime by itself.
 pub(crate) fn of(plan: &Plan, masks: &Masks, copies_files: bool) -> Result<View, Error> {
-    let mut view = View::default();
+    let mut view = View { layout: layout::of(plan), ..View::default() };
     for (index, (mount, target)) in masks.zip(&plan.mounts).enumerate() {
         view.masked.extend(mask(target));
         if let Mount::Runtime { path } = mount
@@ -74,7 +75,8 @@ pub(crate) fn in_template(plan: &Plan, masks: &Masks, expected: &mut ExpectedEnv
     expected.covered = Some(STAGING_DIR.into());
     expect_root_and_devices(expected);
     let masked = masks.zip(&plan.mounts).filter_map(|(_, target)| mask(target));
-    View { private: Vec::new(), masked: masked.chain([staging_mask()]).collect(), owns_mounts: true }
+    let masked = masked.chain([staging_mask()]).collect();
+    View { private: Vec::new(), layout: layout::of(plan), masked, owns_mounts: true }
 }
 
 fn expect_root_and_devices(expected: &mut ExpectedEnvironment) {

@@ -29,6 +29,7 @@ use crate::{
     Backend, Capabilities, Error, Gap, Prepared, alias, isolation,
     mask::Masks,
     mounts::{
+        layout,
         overlay::{Namespaces, Overlays},
         view,
     },
@@ -203,6 +204,7 @@ impl Backend for Native {
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         isolation::require_isolating(plan, Mode::Native, self.watch_limits)?;
+        layout::create_directories(plan)?;
         self.create(plan).await
     }
 }

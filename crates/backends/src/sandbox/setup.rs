@@ -15,7 +15,7 @@ use codelia_policy::{Limit, Mount, Plan, SANDBOX_IDS, Security};
 use codelia_sys::{Errno, proc_self, rlimit::Resource};
 use codelia_types::{Mode, NetworkMode};
 
-use crate::{Error, isolation::SHOWN_IN_PROC, sandbox::egress, seccomp};
+use crate::{Error, isolation::SHOWN_IN_PROC, mounts::layout, sandbox::egress, seccomp};
 
 /// The numbers of this process's namespaces. An isolated command must not be in any of them.
 static OWN_NAMESPACES: LazyLock<Result<Vec<(&str, u64)>, Errno>> = LazyLock::new(|| {
@@ -104,10 +104,12 @@ fn expected_environment(plan: &Plan) -> Result<ExpectedEnvironment, Error> {
         ("net", NetworkMode::Host) => ExpectedNamespace::Shared,
         _ => ExpectedNamespace::Not(number),
     };
+    let mut mounts = plan.mounts.iter().filter_map(expected_mount).collect();
+    layout::expect(plan, &mut mounts);
     Ok(ExpectedEnvironment {
         namespaces: own.iter().map(|&(name, number)| (name.to_owned(), expected(name, number))).collect(),
         // Of several mounts at one target the last is visible.
-        mounts: plan.mounts.iter().filter_map(expected_mount).collect(),
+        mounts,
         covered: None,
         shown_in_proc: Some(SHOWN_IN_PROC.map(str::to_owned).to_vec()),
         hostname: plan.hostname.clone(),

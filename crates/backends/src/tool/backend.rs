@@ -28,6 +28,7 @@ use crate::{
     Backend, Capabilities, Error, Gap, Prepared, alias, isolation,
     mask::Masks,
     mounts::{
+        layout,
         overlay::{Namespaces, Overlays},
         view,
     },
@@ -262,6 +263,7 @@ impl<T: Tool> Backend for ToolBackend<T> {
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         isolation::require_isolating(plan, T::MODE, self.watch_limits)?;
+        layout::create_directories(plan)?;
         self.create(plan).await
     }
 }

@@ -15,6 +15,7 @@ mod environment;
 mod exceptions;
 mod harness;
 mod host_objects;
+mod layouts;
 mod leaks;
 mod levels;
 mod limits;

@@ -11,6 +11,7 @@ mod files;
 mod flags;
 mod help;
 mod policy;
+mod profiles;
 #[cfg(test)]
 mod reference;
 mod run;
@@ -38,6 +39,7 @@ pub(crate) use self::{
     files::{Cat, CopyPath, Cp, Export, Import, Ls, Mkdir, Mv, Rm, SessionPath},
     flags::{Flags, SetFlag},
     policy::{Policy, ScopeArgs},
+    profiles::Profiles,
     run::{
         Apply, Attach, Diff, Discard, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs, Trace,
     },
@@ -222,6 +224,9 @@ Examples:
         #[arg(short = 'n', long, value_name = "N", default_value_t = 1000)]
         limit: usize,
     },
+    /// List and show profiles: layouts, limits and variables for a kind of work, such as cargo
+    #[command(subcommand)]
+    Profiles(Profiles),
     /// Show the server's version, modes, limits and features
     Info,
     /// Show your key and tenant with its quotas and usage

@@ -34,6 +34,9 @@ pub(crate) enum Policy {
         /// Explain a new session of this project
         #[arg(long, conflicts_with = "session")]
         project: Option<String>,
+        /// Explain a new session with this profile, such as cargo
+        #[arg(long, value_name = "NAME", conflicts_with = "session")]
+        profile: Option<String>,
     },
     /// Set the policy of a scope from a file, as a new version
     #[command(after_help = "\

@@ -41,6 +41,9 @@ pub(crate) struct Run {
     /// Run in a new session under the policy of this project, see `codelia projects`
     #[arg(long, value_name = "NAME", conflicts_with = "session")]
     pub(crate) project: Option<String>,
+    /// Run in a new session with this profile, such as cargo, see `codelia profiles`
+    #[arg(long, value_name = "NAME", conflicts_with = "session")]
+    pub(crate) profile: Option<String>,
     /// Command to run, with its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
@@ -68,7 +71,7 @@ pub(crate) struct Exec {
 
 impl From<Exec> for Run {
     fn from(Exec { options, session, command }: Exec) -> Self {
-        Self { session: Some(session), project: None, options, command }
+        Self { session: Some(session), project: None, profile: None, options, command }
     }
 }
 

@@ -124,6 +124,9 @@ pub(crate) struct CreateSession {
     /// Create it under the policy of this project
     #[arg(long)]
     pub(crate) project: Option<String>,
+    /// Create it with this profile, such as cargo, see `codelia profiles`
+    #[arg(long, value_name = "NAME")]
+    pub(crate) profile: Option<String>,
     #[command(flatten)]
     pub(crate) sandbox: SandboxArgs,
 }

@@ -17,6 +17,7 @@ pub(crate) mod logs;
 pub(crate) mod man;
 pub(crate) mod policy;
 pub(crate) mod policy_scopes;
+pub(crate) mod profiles;
 pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod serve;

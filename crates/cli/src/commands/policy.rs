@@ -25,7 +25,7 @@ use crate::{
 pub(crate) async fn policy(client: &Client, command: args::Policy, output: Output) -> Result<()> {
     match command {
         args::Policy::Check { file, mode } => check(client, &file, mode, output).await,
-        args::Policy::Explain { session, policy, mode, project } => {
+        args::Policy::Explain { session, policy, mode, project, profile } => {
             let session = match &session {
                 Some(session) => resolve::session(client, session).await?,
                 None => String::new(),
@@ -35,6 +35,7 @@ pub(crate) async fn policy(client: &Client, command: args::Policy, output: Outpu
                 policy: load(policy.as_deref())?,
                 mode: mode_to_proto(mode),
                 project: project.unwrap_or_default(),
+                profile: profile.unwrap_or_default(),
             };
             let explained = client.policies().explain_policy(request).await?.into_inner();
             output.print(&to_json(&explained)?, &to_text(&explained))

@@ -138,7 +138,13 @@ async fn open_shell(
     let tty = args.tty || (io::stdin().is_terminal() && io::stdout().is_terminal());
     let options = args::RunOptions { interactive: true, tty, terminal, ..args::RunOptions::default() };
     let command = ["sh", "-c", SHELL].map(str::to_owned).into();
-    run(client, config, &args::Run { session: Some(session), project: None, command, options }, output).await
+    run(
+        client,
+        config,
+        &args::Run { session: Some(session), project: None, profile: None, command, options },
+        output,
+    )
+    .await
 }
 
 /// What to forward to a run.
@@ -244,6 +250,7 @@ async fn in_session(client: &Client, args: &args::Run, request: StartRunRequest)
         idempotency_key: sandbox.idempotency_key.clone().unwrap_or_default(),
         policy: policy::requested(sandbox)?,
         project: args.project.clone().unwrap_or_default(),
+        profile: args.profile.clone().unwrap_or_default(),
         ..Default::default()
     };
     Ok(StartRunRequest { new_session: Some(session), ..request })

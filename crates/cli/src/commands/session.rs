@@ -66,6 +66,7 @@ async fn create(client: &Client, args: &args::CreateSession, output: Output) -> 
         policy: policy::requested(sandbox)?,
         allow_data_loss: args.allow_data_loss,
         project: args.project.clone().unwrap_or_default(),
+        profile: args.profile.clone().unwrap_or_default(),
     };
     let created = client.sessions().create_session(request).await?.into_inner();
     let session = created.session.context(NO_SESSION)?;

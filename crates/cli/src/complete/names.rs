@@ -3,8 +3,8 @@
 use anyhow::Result;
 use codelia_proto::v1::{
     ApprovalFilter, FileKind, ListApprovalsRequest, ListFilesRequest, ListFlagsRequest, ListKeysRequest,
-    ListRunsRequest, ListSessionsRequest, ListTenantsRequest, ListToolsRequest, ListWorkersRequest,
-    SessionState,
+    ListProfilesRequest, ListRunsRequest, ListSessionsRequest, ListTenantsRequest, ListToolsRequest,
+    ListWorkersRequest, SessionState,
 };
 
 use crate::{
@@ -31,6 +31,7 @@ pub(super) enum Source {
     Workers,
     Flags,
     Tools,
+    Profiles,
     Contexts,
 }
 
@@ -80,6 +81,11 @@ pub(super) async fn find(source: Source, current: &str, server: &[Flag]) -> Resu
             let request = ListToolsRequest { parent, page_size: PAGE_SIZE, ..Default::default() };
             let tools = client.tools().list_tools(request).await?.into_inner().tools;
             Ok(tools.into_iter().map(|tool| tool.tool_id).collect())
+        }
+        Source::Profiles => {
+            let profiles =
+                client.policies().list_profiles(ListProfilesRequest {}).await?.into_inner().profiles;
+            Ok(profiles.into_iter().map(|profile| profile.name).collect())
         }
         Source::Contexts => Ok(Vec::new()),
     }

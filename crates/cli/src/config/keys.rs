@@ -129,6 +129,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("sandbox.cpu_limit", "CODELIA_SANDBOX_CPU_LIMIT", Float).or("1.0"),
     key("sandbox.memory_limit_mb", "CODELIA_SANDBOX_MEMORY_LIMIT_MB", Integer).or("512"),
     key("sandbox.policy", "CODELIA_SANDBOX_POLICY", Text).unset("no host paths are exposed"),
+    key("sandbox.profiles_dir", "CODELIA_SANDBOX_PROFILES_DIR", Text).unset("only the profiles of Codelia"),
     key("sandbox.allow_logical", "CODELIA_SANDBOX_ALLOW_LOGICAL", Bool).unset("true; false in profile prod"),
     key("sandbox.limit_enforcement", "CODELIA_SANDBOX_LIMIT_ENFORCEMENT", Text).unset("strict; `up` without cgroups: best_effort"),
     key("sandbox.uid_base", "CODELIA_SANDBOX_UID_BASE", Integer).unset("a free range for each root"),

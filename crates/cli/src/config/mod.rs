@@ -192,6 +192,8 @@ pub(crate) struct Sandbox {
     pub(crate) memory_limit_mb: NonZeroU64,
     /// Policy file that applies to every command.
     pub(crate) policy: Option<PathBuf>,
+    /// Directory with the operator's profiles.
+    pub(crate) profiles_dir: Option<PathBuf>,
     pub(crate) allow_logical: Option<bool>,
     /// What becomes of limits that no cgroup can enforce.
     pub(crate) limit_enforcement: Option<LimitEnforcement>,

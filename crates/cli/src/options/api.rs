@@ -1,9 +1,9 @@
 //! Options of the API server.
 
-use std::time::Duration;
+use std::{fs, io, path::Path, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail};
-use codelia_policy::{Ceilings, Policy};
+use codelia_policy::{Ceilings, Format, Policy, Profile, Profiles};
 use codelia_types::{Mode, NetworkMode};
 
 use super::{
@@ -22,12 +22,14 @@ const MAX_SESSION_TTL: Duration = Duration::from_secs(24 * 3600);
 pub(crate) fn api(config: &Config, mode: Mode, defaults: ServiceDefaults) -> Result<codelia_api::Options> {
     let RunLimits { defaults: limits, ceilings, timeouts } = run_limits(config)?;
     let policy = installation_policy(config, &ceilings)?;
+    let profiles = profiles(config, &ceilings)?;
     Ok(codelia_api::Options {
         listen: config.api.listen,
         tls: tls::public(config)?,
         internal_tls: tls::internal(config)?,
         default_network: default_network(config, &policy)?,
         policy,
+        profiles,
         ceilings,
         timeouts,
         defaults: limits,
@@ -66,10 +68,30 @@ fn installation_policy(config: &Config, ceilings: &Ceilings) -> Result<Policy> {
     Ok(policy.as_installation())
 }
 
+/// The profiles of Codelia and those of the operator: one file for each, whose name is the profile's.
+fn profiles(config: &Config, ceilings: &Ceilings) -> Result<Profiles> {
+    let mut profiles = Profiles::built_in().context("profiles")?;
+    let Some(directory) = &config.sandbox.profiles_dir else { return Ok(profiles) };
+    let unreadable = || format!("sandbox.profiles_dir: {}", directory.display());
+    let entries = fs::read_dir(directory).with_context(unreadable)?;
+    let mut files: Vec<_> =
+        entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>().with_context(unreadable)?;
+    files.sort();
+    for file in files {
+        add_profile(&mut profiles, &file, ceilings)
+            .with_context(|| format!("sandbox.profiles_dir: {}", file.display()))?;
+    }
+    Ok(profiles)
+}
+
+fn add_profile(profiles: &mut Profiles, file: &Path, ceilings: &Ceilings) -> Result<()> {
+    let name = file.file_stem().and_then(|name| name.to_str()).context("its name is not valid text")?;
+    let text = policy::read_text(file)?;
+    Ok(profiles.insert(name, Profile::parse(&text, Format::of(file)?, ceilings)?)?)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use crate::{
         backends,
@@ -123,6 +145,22 @@ mod tests {
         assert!(refused.contains("sandbox.network"), "{refused}");
         std::fs::write(path, "network: {mode: host}").unwrap();
         assert_eq!(api_of(&variables).default_network, Some(NetworkMode::Host));
+    }
+
+    #[test]
+    fn bad_profile_is_refused_by_file_and_field() {
+        let directory = tempfile::tempdir().unwrap();
+        let variables = [("CODELIA_SANDBOX_PROFILES_DIR", directory.path().to_str().unwrap())];
+        let file = directory.path().join("docs.yaml");
+        fs::write(&file, "description: Documents\npolicy: {layout: {read_only_workspace: true}}").unwrap();
+        let profiles = api_of(&variables).profiles;
+        assert_eq!(profiles.names(), "cargo, docs, node, python, shell");
+        fs::write(&file, "description: Documents\nlimits: {pids: 0}").unwrap();
+        let refused = format!("{:#}", api(&config(&variables), Mode::Bwrap, SEPARATE).unwrap_err());
+        assert!(refused.contains("docs.yaml") && refused.contains("limits.pids"), "{refused}");
+        fs::write(directory.path().join("notes.txt"), "").unwrap();
+        fs::remove_file(file).unwrap();
+        assert!(api(&config(&variables), Mode::Bwrap, SEPARATE).is_err());
     }
 
     #[test]

@@ -62,6 +62,8 @@ pub enum Step {
     PrivateRuntime,
     /// Make a part of `/proc` read-only, or hide a path.
     MaskPaths,
+    /// Make the workspace or parts of it read-only or not executable.
+    LayOutWorkspace,
     /// Check that init is PID 1.
     CheckPid,
     /// Check that the namespaces are not the host's.

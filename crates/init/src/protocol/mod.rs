@@ -92,6 +92,9 @@ pub const OVERLAY_MOUNTS_DIR: &str = "mounted";
 pub struct RestrictRequest {
     /// The mount points that get `nodev`. Every mount gets `nosuid`.
     pub without_devices: Vec<PathBuf>,
+    /// The layout of the workspace; `None` leaves it as it is.
+    #[serde(default)]
+    pub layout: Option<WorkspaceLayout>,
 }
 
 /// The setup of a sandbox.
@@ -158,11 +161,40 @@ pub struct View {
     /// Paths of the host's runtime. Each gets inodes of its own, so that no other sandbox sees its
     /// watches and locks.
     pub private: Vec<PrivatePath>,
+    /// The layout of the workspace; `None` leaves it as it is.
+    #[serde(default)]
+    pub layout: Option<WorkspaceLayout>,
     /// Paths to hide.
     pub masked: Vec<Mask>,
     /// Whether init's mount namespace belongs to its own user namespace already.
     #[serde(default)]
     pub owns_mounts: bool,
+}
+
+/// What init changes in the mounts of a workspace. Its directories exist.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkspaceLayout {
+    /// The mount point of the workspace.
+    pub workspace: PathBuf,
+    /// Whether it stays writable.
+    pub writable: bool,
+    /// Whether its files stay executable.
+    pub executable: bool,
+    /// Directories that get a mount of their own, parents first.
+    pub directories: Vec<LayoutEntry>,
+    /// Other mount points from which nothing can be executed.
+    pub not_executable: Vec<PathBuf>,
+}
+
+/// A directory of a workspace with a mount of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayoutEntry {
+    /// The path, relative to the workspace.
+    pub path: PathBuf,
+    /// Whether it is writable.
+    pub writable: bool,
+    /// Whether its files can be executed.
+    pub executable: bool,
 }
 
 /// A directory or file of the host's runtime.
@@ -254,6 +286,9 @@ pub struct ExpectedMount {
     pub is_optional: bool,
     /// Whether it is writable; `None` for either.
     pub writable: Option<bool>,
+    /// Whether files on it can be executed; `None` for either.
+    #[serde(default)]
+    pub executable: Option<bool>,
     /// The type of its file system; `None` for any.
     pub file_system: Option<String>,
     /// Which file is mounted; `None` for any.

@@ -15,6 +15,7 @@ pub(super) const NETWORK: &str = "network";
 pub(super) const OVERLAY_PATHS: &str = "policy.filesystem.overlay_paths";
 pub(super) const READ_ONLY_PATHS: &str = "policy.filesystem.read_only_paths";
 const FILESYSTEM_MODE: &str = "policy.filesystem.mode";
+const LAYOUT: &str = "policy.layout";
 const TRANSACTION: &str = "transaction";
 const ISOLATION_LEVEL: &str = "policy.isolation_level";
 const READ_WRITE_PATHS: &str = "policy.filesystem.read_write_paths";
@@ -40,6 +41,7 @@ pub(super) fn check_logical(policy: &Policy) -> Result<(), PlanError> {
         (OVERLAY_PATHS, has_paths(&files.overlay_paths)),
         ("policy.filesystem.denied_paths", !files.denied_paths.is_empty()),
         (FILESYSTEM_MODE, files.mode.is_some()),
+        (LAYOUT, !policy.layout.is_empty()),
         (PROFILE, policy.container.profile.is_some()),
         (CPUS, policy.resources.cpus.is_some()),
         ("policy.process.allow_fork", process.allow_fork == Some(false)),
@@ -81,6 +83,9 @@ pub(super) fn check_transaction(mode: Mode, policy: &Policy, host: Enforceable) 
         _ if has_paths(&files.read_write_paths) || has_paths(&files.overlay_paths) => refuse(
             "leave out policy.filesystem.read_write_paths and overlay_paths, whose changes could not be dropped",
         ),
+        _ if !policy.layout.is_empty() => {
+            refuse("leave out policy.layout, whose limits would not count changes that wait")
+        }
         _ if !host.overlays => refuse(
             "use a kernel that lets the worker mount overlays, with sessions on ext4, xfs or btrfs \
              (`codelia doctor`)",
@@ -110,6 +115,7 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
         ),
         (FILESYSTEM_MODE, files.mode != Some(FilesystemMode::Dynamic) || can_ask(mode, host)),
         (OVERLAY_PATHS, host.overlays || files.overlay_paths.as_ref().is_none_or(Vec::is_empty)),
+        (LAYOUT, host.layouts || policy.layout.is_empty()),
         (CPUS, policy.resources.cpus.as_ref().is_none_or(|cpus| host.cpus && !cpus.is_empty())),
         (PROFILE, mode == Mode::Container || policy.container.profile.is_none()),
         (READ_WRITE_PATHS, files.below_writable().is_none()),
@@ -207,6 +213,11 @@ pub(super) fn remedy(field: &str, mode: Mode, watches: bool) -> Option<&'static 
         FILESYSTEM_MODE if mode != Mode::Logical => Some(
             "use mode native, bwrap or nsjail, on a kernel with Landlock (5.19 or later, `landlock` in its \
              lsm= list)",
+        ),
+        LAYOUT if mode == Mode::Logical => Some(ISOLATE),
+        LAYOUT => Some(
+            "use mode native, bwrap or nsjail, or run the worker as root, with a container runtime on the \
+             host's kernel (runc)",
         ),
         LOG_SIGNALS | LOG_FILES => Some("use mode native, bwrap or nsjail"),
         READ_ONLY_PATHS if mode != Mode::Logical => Some(

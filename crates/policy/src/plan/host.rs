@@ -26,6 +26,9 @@ pub struct Enforceable {
     /// Reads that wait for a person's decision.
     #[serde(default)]
     pub asked_reads: bool,
+    /// A layout of the workspace: parts of it read-only or without execution.
+    #[serde(default)]
+    pub layouts: bool,
     /// Overlays: host directories under a layer that is private to the session.
     pub overlays: bool,
     /// The rate of reads from a device.
@@ -50,6 +53,7 @@ impl Enforceable {
         executables: true,
         violations: true,
         asked_reads: true,
+        layouts: true,
         overlays: true,
         reads: true,
         writes: true,

@@ -20,7 +20,7 @@ use self::check::{
     isolated_network, remedy, unenforceable_field, unenforced_limits, unwatchable_limits, watched_limits,
 };
 use crate::{
-    EgressRules, Limit, Limits, Mount, Policy, RunSpec, WORKSPACE, egress,
+    EgressRules, Layout, Limit, Limits, Mount, Policy, RunSpec, WORKSPACE, egress,
     mounts::{self, mounts},
 };
 
@@ -102,6 +102,9 @@ pub struct Plan {
     pub workspace: PathBuf,
     /// Mounts, in the order in which they are made. Empty in mode `logical`.
     pub mounts: Vec<Mount>,
+    /// What is changed in the mounts of the workspace once they are made. `None` changes nothing.
+    #[serde(default)]
+    pub layout: Option<Layout>,
     /// The host ids of the command. `None` keeps the worker's own ids (mode `logical`).
     pub ids: Option<Ids>,
     /// The complete environment of the command, before its own variables are added.
@@ -190,6 +193,7 @@ impl Plan {
             workspace: root.clone(),
             root,
             mounts: Vec::new(),
+            layout: None,
             ids: None,
             hostname: None,
             limits: spec.limits.clone(),
@@ -239,6 +243,7 @@ impl Plan {
             sandbox,
             session,
             mode: spec.mode,
+            layout: Layout::from_policy(&spec.policy.layout, &mounts),
             mounts,
             root,
             workspace: WORKSPACE.into(),

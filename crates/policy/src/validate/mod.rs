@@ -3,6 +3,7 @@
 mod command;
 mod field;
 mod filesystem;
+mod layout;
 mod network;
 mod process;
 
@@ -11,7 +12,10 @@ use std::collections::HashSet;
 use codelia_types::{Mode, NetworkMode};
 
 pub(crate) use self::command::CommandRules;
-use self::filesystem::{OVERLAY, READ_ONLY, READ_WRITE};
+use self::{
+    filesystem::{OVERLAY, READ_ONLY, READ_WRITE},
+    layout::{DIRECTORIES, EXECUTABLE_PATHS},
+};
 use crate::{Ceilings, IsolationLevel, Limit, Policy, TooLarge, hosts};
 
 /// A policy that is not valid.
@@ -46,6 +50,7 @@ impl Policy {
             return fail("delegate", "only the policy of an organisation or a project delegates; remove it");
         }
         self.filesystem.validate()?;
+        self.layout.validate()?;
         self.container.validate()?;
         self.process.validate()?;
         self.network.validate()?;
@@ -89,6 +94,7 @@ impl Policy {
             (READ_ONLY, &self.filesystem.read_only_paths, merged.filesystem.read_only_paths),
             (READ_WRITE, &self.filesystem.read_write_paths, merged.filesystem.read_write_paths),
             (OVERLAY, &self.filesystem.overlay_paths, merged.filesystem.overlay_paths),
+            (EXECUTABLE_PATHS, &self.layout.executable_paths, merged.layout.executable_paths),
         ];
         for (field, requested, granted) in pairs {
             let granted: HashSet<_> = granted.into_iter().flatten().collect();
@@ -98,6 +104,12 @@ impl Policy {
                     "is not allowed by the policy above; ask an operator to open it",
                 );
             }
+        }
+        if let Some(at) = self.layout.first_outside(&upper.layout) {
+            return fail(
+                format!("{DIRECTORIES}[{at}].path"),
+                "is read-only in the policy above; name one of its layout.directories",
+            );
         }
         self.check_network_within(upper)
     }

@@ -9,7 +9,9 @@ mod update;
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
-use codelia_policy::{Limits, LimitsRequest, NetworkPolicy, Policy, SessionFlags, SessionScopes};
+use codelia_policy::{
+    Limits, LimitsRequest, NetworkPolicy, Policy, SessionFlags, SessionProfile, SessionScopes,
+};
 use codelia_types::{KeyId, LeaseEpoch, Mode, NetworkMode, RunId, SessionId, TenantId, WorkerId};
 use serde::{Deserialize, Serialize};
 use sqlx::{postgres::types::PgInterval, types::Json};
@@ -78,6 +80,9 @@ pub struct SessionSpec {
     /// What the policies of its project and user decided about it.
     #[serde(default, skip_serializing_if = "SessionScopes::is_empty")]
     pub scopes: SessionScopes,
+    /// The profile that it was created with. Its policy is part of `policy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<SessionProfile>,
 }
 
 /// A session.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, Mode, OFlags, ResolveFlags},
+    fs::{AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid},
     io::Errno,
 };
 
@@ -44,6 +44,41 @@ pub fn open_directory_without_symlinks(directory: impl AsFd, path: &Path) -> Res
     openat2(directory, path, DIRECTORY, Mode::empty(), resolve)
 }
 
+/// Opens a directory below another one, not through any symlink, but through mounts below it.
+///
+/// # Errors
+/// `ELOOP` if a component is a symlink, else as `openat2(2)`.
+pub fn open_directory_across_mounts(directory: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
+    openat2(directory, path, DIRECTORY, Mode::empty(), BENEATH | ResolveFlags::NO_SYMLINKS)
+}
+
+/// Opens a directory below another one, and creates it and those above it if they are missing. Not
+/// through any symlink. Those that are created belong to the user and group, if there is one.
+///
+/// # Errors
+/// `ELOOP` or `ENOTDIR` if a component is not a directory, else as `openat2(2)`, `mkdirat(2)` and
+/// `fchownat(2)`.
+pub fn create_directories_without_symlinks(
+    directory: impl AsFd,
+    path: &Path,
+    owner: Option<(u32, u32)>,
+) -> Result<OwnedFd, Errno> {
+    let mut opened = open_directory_without_symlinks(directory, Path::new(""))?;
+    for name in path.components() {
+        let created = match rustix::fs::mkdirat(&opened, name.as_os_str(), Mode::from_raw_mode(0o755)) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(errno) => return Err(errno),
+        };
+        opened = open_directory_without_symlinks(&opened, Path::new(name.as_os_str()))?;
+        if let Some((uid, gid)) = owner.filter(|_| created) {
+            let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+            rustix::fs::chownat(&opened, "", uid, gid, AtFlags::EMPTY_PATH)?;
+        }
+    }
+    Ok(opened)
+}
+
 /// Fallback for kernels without `openat2`: opens one component at a time and refuses every symlink.
 fn walk_beneath(root: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
     let flags = DIRECTORY.union(OFlags::NOFOLLOW);
@@ -63,6 +98,25 @@ fn walk_beneath(root: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn directories_are_created_but_not_through_links() {
+        let temp = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(temp.path().join("root/a")).unwrap();
+        std::fs::create_dir_all(temp.path().join("outside")).unwrap();
+        std::os::unix::fs::symlink("../outside", temp.path().join("root/out")).unwrap();
+        std::fs::write(temp.path().join("root/file"), "").unwrap();
+        let root = open_directory(&temp.path().join("root")).unwrap();
+        let create = |path: &str| create_directories_without_symlinks(&root, Path::new(path), None).map(drop);
+        for path in ["a/b/c", "a/b/c", "d"] {
+            create(path).unwrap();
+            assert!(temp.path().join("root").join(path).is_dir());
+        }
+        assert_eq!(create("out/x"), Err(Errno::LOOP));
+        assert_eq!(create("out"), Err(Errno::LOOP));
+        assert_eq!(create("file/x"), Err(Errno::NOTDIR));
+        assert!(!temp.path().join("outside/x").exists());
+    }
 
     #[test]
     fn paths_inside_open_and_paths_outside_fail() {

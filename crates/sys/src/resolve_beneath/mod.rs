@@ -21,7 +21,10 @@ use rustix::{
     io::Errno,
 };
 
-pub use directory::{open_directory, open_directory_beneath, open_directory_without_symlinks};
+pub use directory::{
+    create_directories_without_symlinks, open_directory, open_directory_across_mounts,
+    open_directory_beneath, open_directory_without_symlinks,
+};
 pub use entry::{Entry, ResolvedPath};
 pub use walk::{FinalSymlink, Root};
 

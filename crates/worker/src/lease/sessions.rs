@@ -393,6 +393,7 @@ mod tests {
                 policy: Policy::default(),
                 flags: SessionFlags::default(),
                 scopes: codelia_policy::SessionScopes::default(),
+                profile: None,
             },
             has_files: false,
             held: None,

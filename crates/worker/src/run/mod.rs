@@ -3,6 +3,7 @@
 pub(crate) mod active;
 pub(crate) mod attach;
 pub(crate) mod commit;
+mod directory_limits;
 pub(crate) mod dispatch;
 pub(crate) mod escape;
 pub(crate) mod execute;

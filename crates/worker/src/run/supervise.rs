@@ -18,6 +18,7 @@ use crate::{
     run::{
         active::{ActiveRun, Control, InputReceivers, Phase},
         commit::Report,
+        directory_limits::DirectoryLimits,
         escape::{self, EscapeLog, Indicator},
         execute::{Executor, StartedCommand},
         live_usage::Meter,
@@ -30,6 +31,8 @@ use crate::{
 };
 
 const SIGTERM: i32 = 15;
+/// The resource of a run that exceeded the limit of a directory.
+const DISK_BYTES: &str = "disk_bytes";
 /// How long the violation reports of a sandbox may take to end after it.
 const REPORTS_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -53,10 +56,10 @@ enum End {
     Own(Outcome, Usage),
     /// The worker ends it, with this outcome.
     Forced(Outcome),
+    /// It exceeded a limit: it is killed at once, since it may write until it is gone.
+    Exceeded(Outcome),
     /// It tried to leave its sandbox: it is killed at once.
     Escape,
-    /// Its session is full: it is killed at once, since it may write until it is gone.
-    Full(Limit),
     Fenced,
 }
 
@@ -79,7 +82,10 @@ impl Executor {
         let violations = running.violations().map(|reports| collect(run, reports, self.escape));
         let isolation = running.isolation_check().map(|check| watch_isolation(run, check, self.escape));
 
-        let mut reports = Reports { control: inputs.control, near_limits: running.near_limits() };
+        let workspace = self.root.session(run.assigned.session);
+        let directories = DirectoryLimits::watch(workspace, &run.assigned.spec.policy);
+        let mut reports =
+            Reports { control: inputs.control, near_limits: running.near_limits(), directories };
         let waiting = wait(run, running.as_mut(), &self.lease, &mut reports, stdio.terminal.as_ref());
         let waiting = until_full(waiting, &disk);
         let end = then_after(SPARE_DELAY, waiting, || self.spares.refill(run.assigned.session)).await;
@@ -136,15 +142,14 @@ impl Executor {
         running: &mut dyn Running,
         end: End,
     ) -> Result<(Outcome, Usage), LeaseLost> {
-        let is_full = matches!(end, End::Full(_));
+        let asks = matches!(end, End::Forced(_));
         let outcome = match end {
             End::Own(outcome, usage) => return Ok((outcome, usage)),
-            End::Forced(outcome) => Some(outcome),
-            End::Full(limit) => Some(Outcome::Limit(limit.resource().to_owned())),
+            End::Forced(outcome) | End::Exceeded(outcome) => Some(outcome),
             End::Escape => Some(EscapeLog::violation()),
             End::Fenced => None,
         };
-        if outcome.is_some() && !is_full && !run.escape.terminate.is_cancelled() {
+        if asks && !run.escape.terminate.is_cancelled() {
             running.signal(SIGTERM).await;
             let ended = end_within_grace(run, running, self.kill_grace);
             if let Some(Some(usage)) = run.fence.run_until_cancelled(ended).await {
@@ -178,6 +183,7 @@ async fn end_within_grace(run: &ActiveRun, running: &mut dyn Running, default: D
 struct Reports {
     control: mpsc::Receiver<Control>,
     near_limits: Option<mpsc::Receiver<NearLimit>>,
+    directories: DirectoryLimits,
 }
 
 impl Reports {
@@ -220,6 +226,9 @@ async fn wait(
             () = run.escape.terminate.cancelled() => return End::Escape,
             () = run.cancel.cancelled() => return End::Forced(Outcome::Canceled),
             () = run.drain_deadline.cancelled() => return End::Forced(Outcome::Lost(LostReason::DrainDeadline)),
+            () = reports.directories.exceeded.cancelled() => {
+                return End::Exceeded(Outcome::Limit(DISK_BYTES.to_owned()));
+            }
             () = sleep_until(deadline) => return End::Forced(Outcome::TimedOut),
             () = sleep_until(run.owner_deadline), if run.awaits_owner() => {
                 // The caller may have attached since this wait began.
@@ -260,7 +269,7 @@ async fn until_full(waiting: impl Future<Output = End>, disk: &WatchedRun) -> En
         end = waiting => end,
         limit = disk.exceeded() => {
             tracing::info!(%limit, "session exceeds its disk limit, killing the command");
-            End::Full(limit)
+            End::Exceeded(Outcome::Limit(limit.resource().to_owned()))
         }
     }
 }

@@ -128,6 +128,7 @@ impl Fixture {
             policy: codelia_policy::Policy::default(),
             flags: codelia_policy::SessionFlags::default(),
             scopes: codelia_policy::SessionScopes::default(),
+            profile: None,
         };
         let new = NewSession {
             id,
