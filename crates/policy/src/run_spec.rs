@@ -50,16 +50,20 @@ pub struct RunTool {
 
 impl RunSpec {
     /// What workers of this version can do that earlier ones cannot.
-    pub const FEATURES: [&str; 2] = [Self::TRANSACTIONS, Self::HELD_CHANGES];
+    pub const FEATURES: [&str; 3] = [Self::TRANSACTIONS, Self::HELD_CHANGES, Self::VOLUMES];
+    const VOLUMES: &str = "volumes";
     const TRANSACTIONS: &str = "transactions";
     const HELD_CHANGES: &str = "held_changes";
 
     /// What its worker must be able to do: an earlier version would ignore the option.
     #[must_use]
     pub fn needs(&self) -> Option<&'static [&'static str]> {
-        match self.transaction? {
-            TransactionMode::Apply | TransactionMode::Preview => Some(&[Self::TRANSACTIONS]),
-            TransactionMode::Hold { .. } => Some(&Self::FEATURES),
+        // A transactional run with volumes is refused.
+        match self.transaction {
+            None if self.policy.filesystem.volumes.is_some() => Some(&[Self::VOLUMES]),
+            None => None,
+            Some(TransactionMode::Apply | TransactionMode::Preview) => Some(&[Self::TRANSACTIONS]),
+            Some(TransactionMode::Hold { .. }) => Some(&[Self::TRANSACTIONS, Self::HELD_CHANGES]),
         }
     }
 

@@ -19,7 +19,7 @@ pub use changes::{Change, ChangeKind, ChangedFile, Changes, ChangesState, Transa
 pub use command::{CommandSpec, SecretEnv, TerminalSize};
 pub use id::{
     ApprovalId, FlagId, Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, ToolId,
-    WorkerId,
+    VolumeId, VolumeName, WorkerId,
 };
 pub use lease::LeaseToken;
 pub use mode::{Mode, NetworkMode, UnknownValue};

@@ -145,6 +145,7 @@ impl<'a> Line<'a> {
             ("worker", _) => Source::Workers,
             ("flag", _) => Source::Flags,
             ("tool", _) => Source::Tools,
+            ("volume", _) => Source::Volumes,
             ("context", _) | ("name", "use" | "show" | "remove") => Source::Contexts,
             ("policy_file" | "policy" | "file", _) => return policy_files(current),
             _ => return Vec::new(),

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use codelia_proto::v1::{
     ApprovalFilter, FileKind, ListApprovalsRequest, ListFilesRequest, ListFlagsRequest, ListKeysRequest,
-    ListRunsRequest, ListSessionsRequest, ListTenantsRequest, ListToolsRequest, ListWorkersRequest,
-    SessionState,
+    ListRunsRequest, ListSessionsRequest, ListTenantsRequest, ListToolsRequest, ListVolumesRequest,
+    ListWorkersRequest, SessionState,
 };
 
 use crate::{
@@ -31,6 +31,7 @@ pub(super) enum Source {
     Workers,
     Flags,
     Tools,
+    Volumes,
     Contexts,
 }
 
@@ -80,6 +81,11 @@ pub(super) async fn find(source: Source, current: &str, server: &[Flag]) -> Resu
             let request = ListToolsRequest { parent, page_size: PAGE_SIZE, ..Default::default() };
             let tools = client.tools().list_tools(request).await?.into_inner().tools;
             Ok(tools.into_iter().map(|tool| tool.tool_id).collect())
+        }
+        Source::Volumes => {
+            let request = ListVolumesRequest { page_size: PAGE_SIZE, ..Default::default() };
+            let volumes = client.volumes().list_volumes(request).await?.into_inner().volumes;
+            Ok(volumes.into_iter().map(|volume| volume.volume_id).collect())
         }
         Source::Contexts => Ok(Vec::new()),
     }

@@ -26,6 +26,7 @@ use crate::{
         registry::RunRegistry,
         retry::{LeaseLost, retry_until_fenced},
         stdio::{self, Ends},
+        volumes::WrittenVolume,
     },
     sandbox::{
         backends::{
@@ -84,7 +85,7 @@ impl From<LeaseLost> for NoResult {
 
 /// Why a command was not started.
 #[derive(Debug)]
-enum NotStarted {
+pub(super) enum NotStarted {
     /// It can have no sandbox.
     Denied(Denial),
     /// The run was canceled; the receipt of the sandbox that was prepared for it.
@@ -115,6 +116,8 @@ pub(super) struct StartedCommand {
     pub(super) network: Option<OpenSandbox>,
     /// Decides about its reads, in `filesystem.mode` dynamic.
     pub(super) reads: Option<DecidedReads>,
+    /// The volumes that it may write to.
+    pub(super) volumes: Vec<WrittenVolume>,
 }
 
 /// A sandbox for a run.
@@ -149,7 +152,9 @@ impl Executor {
             return Err(NotStarted::Canceled(Receipt::default()));
         }
         self.check_permitted(run).await?;
+        let volumes = self.volumes(run).await?;
         let (plan, permit) = self.plan(run).await?;
+        let plan = plan.with_volumes(&volumes.directories);
         self.record_shared_paths(&plan).await?;
         let command = self.command(run)?;
         let requested_at = Instant::now();
@@ -187,7 +192,7 @@ impl Executor {
         let started = Started { setup_time: setup_time + waited, prepared, unenforced, watched };
         trace::step("launch", setup_time);
         metrics().setup(plan.mode.as_str(), prepared, started.setup_time);
-        Ok(StartedCommand { running, stdio, started, network, reads })
+        Ok(StartedCommand { running, stdio, started, network, reads, volumes: volumes.written })
     }
 
     /// Whether the run's command may start now: the lease is live and the session held. A run that
