@@ -17,6 +17,7 @@ const PUBLIC: &[&str] = &[
     "codelia/v1/sandbox.proto",
     "codelia/v1/session.proto",
     "codelia/v1/tools.proto",
+    "codelia/v1/volume.proto",
 ];
 const INTERNAL: &[&str] = &["codelia/internal/v1/file.proto", "codelia/internal/v1/worker.proto"];
 

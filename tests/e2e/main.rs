@@ -91,6 +91,7 @@ mod undrain;
 mod up;
 mod update;
 mod usage;
+mod volumes;
 mod web;
 mod workers;
 mod wrappers;

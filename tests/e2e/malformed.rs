@@ -106,6 +106,7 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
                 .or_else(|| of_operator(method, ids))
                 .or_else(|| of_flags(method))
                 .or_else(|| of_tools(method))
+                .or_else(|| of_volumes(method))
                 .or_else(|| of_approvals(method, ids))
                 .or_else(|| of_files(method, name()));
         }
@@ -247,6 +248,26 @@ fn of_tools(method: &str) -> Option<Vec<Vec<u8>>> {
         .encode_to_vec(),
         "codelia.v1.ToolService.QuarantineTool" => QuarantineToolRequest { name, reason }.encode_to_vec(),
         "codelia.v1.ToolService.ReleaseTool" => ReleaseToolRequest { name, reason }.encode_to_vec(),
+        _ => return None,
+    }])
+}
+
+/// Valid requests of the volume service.
+fn of_volumes(method: &str) -> Option<Vec<Vec<u8>>> {
+    let name = "volumes/cargo".to_owned();
+    Some(vec![match method {
+        "codelia.v1.VolumeService.CreateVolume" => CreateVolumeRequest {
+            volume_id: "cargo".into(),
+            project: "web".into(),
+            max_bytes: Some(1 << 30),
+            ttl: Some(prost_types::Duration { seconds: 3600, nanos: 0 }),
+        }
+        .encode_to_vec(),
+        "codelia.v1.VolumeService.GetVolume" => GetVolumeRequest { name }.encode_to_vec(),
+        "codelia.v1.VolumeService.ListVolumes" => {
+            ListVolumesRequest { page_size: 1, ..Default::default() }.encode_to_vec()
+        }
+        "codelia.v1.VolumeService.DeleteVolume" => DeleteVolumeRequest { name }.encode_to_vec(),
         _ => return None,
     }])
 }
@@ -506,6 +527,10 @@ fn bad_lists(field: &FieldDescriptor) -> Vec<Value> {
         }
         Kind::Enum(_) => vec![vec![], vec![Value::EnumNumber(0)], vec![Value::EnumNumber(9999)]],
         Kind::Int32 => vec![vec![Value::I32(-1)], vec![Value::I32(i32::MIN)]],
+        Kind::Message(message) => {
+            let empty = Value::Message(DynamicMessage::new(message));
+            vec![vec![empty.clone()], vec![empty; 1000]]
+        }
         other => panic!("unsupported list type {other:?}: {}", field.full_name()),
     };
     // Policy lists and names in responses may be empty.
@@ -523,6 +548,9 @@ fn bad_lists(field: &FieldDescriptor) -> Vec<Value> {
 /// the kind may be omitted. For an optional list, the list or its entries may be named.
 fn names(named: &str, field: &str) -> bool {
     let field = field.strip_suffix(".values").unwrap_or(field);
+    if named.strip_prefix(field).is_some_and(|entry| entry.starts_with('[')) {
+        return true;
+    }
     let named =
         named.strip_suffix(']').and_then(|named| named.rsplit_once('[')).map_or(named, |(list, _)| list);
     named == field
@@ -596,7 +624,8 @@ async fn empty_request_names_missing_fields() -> Result<()> {
     let operator = cluster.operator().await?;
     // Methods without required fields.
     let optional = "CreateSession ListSessions ListTenants ListWorkers ExplainPolicy GetServerInfo WhoAmI \
-                    ListTenantRuns ListFlags VerifyEvents ListTools ListProjects ListProfiles";
+                    ListTenantRuns ListFlags VerifyEvents ListTools ListProjects ListProfiles \
+                    ListVolumes";
     let is_optional = |name: &str| optional.split_whitespace().any(|optional| optional == name);
     for method in all_methods()?.iter().filter(|method| !is_optional(method.name())) {
         let name = method.full_name();

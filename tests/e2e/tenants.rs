@@ -108,7 +108,8 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
                 .or_else(|| of_scope_policies(method, ids))
                 .or_else(|| of_admin(method, ids))
                 .or_else(|| of_approvals(method, ids))
-                .or_else(|| of_tools(method, ids));
+                .or_else(|| of_tools(method, ids))
+                .or_else(|| of_volumes(method));
         }
     })
 }
@@ -201,6 +202,23 @@ fn of_tools(method: &str, ids: &Ids) -> Option<Expected> {
         }
         "codelia.v1.ToolService.ReleaseTool" => {
             not_found(names().map(|name| ReleaseToolRequest { name, reason: reason() }))
+        }
+        _ => return None,
+    })
+}
+
+/// The table for the volume service: the other tenant has a volume `theirs`.
+fn of_volumes(method: &str) -> Option<Expected> {
+    let name = || "volumes/theirs".to_owned();
+    Some(match method {
+        "codelia.v1.VolumeService.CreateVolume" => {
+            let request = CreateVolumeRequest { volume_id: "mine".into(), ..Default::default() };
+            Expected::Unmentioned(request.encode_to_vec())
+        }
+        "codelia.v1.VolumeService.GetVolume" => not_found([GetVolumeRequest { name: name() }]),
+        "codelia.v1.VolumeService.DeleteVolume" => not_found([DeleteVolumeRequest { name: name() }]),
+        "codelia.v1.VolumeService.ListVolumes" => {
+            Expected::Unmentioned(ListVolumesRequest::default().encode_to_vec())
         }
         _ => return None,
     })
@@ -401,6 +419,8 @@ async fn owned_by(cluster: &Cluster, client: &Client) -> Result<Ids> {
     let name = "tools/theirs".to_owned();
     let request = RegisterToolRequest { name, declaration: Some(declaration), expected_version: Some(0) };
     client.tools().register_tool(request).await?;
+    let volume = CreateVolumeRequest { volume_id: "theirs".into(), ..Default::default() };
+    client.volumes().create_volume(volume).await?;
     let alias = "sessions/secret-alias".into();
     let held = HeldRun::record(cluster, client, &session, "true", Duration::from_secs(600)).await?;
     Ok(Ids {

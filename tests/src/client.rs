@@ -11,7 +11,8 @@ use codelia_proto::v1::{
     file_service_client::FileServiceClient, flag_service_client::FlagServiceClient,
     info_service_client::InfoServiceClient, operator_service_client::OperatorServiceClient,
     policy_service_client::PolicyServiceClient, read_file_response, run_service_client::RunServiceClient,
-    session_service_client::SessionServiceClient, tool_service_client::ToolServiceClient, write_file_request,
+    session_service_client::SessionServiceClient, tool_service_client::ToolServiceClient,
+    volume_service_client::VolumeServiceClient, write_file_request,
 };
 use tonic::{
     Code, Request, Status, Streaming,
@@ -119,6 +120,12 @@ impl Client {
     #[must_use]
     pub fn tools(&self) -> ToolServiceClient<Authorized> {
         ToolServiceClient::new(self.authorized())
+    }
+
+    /// A client of `VolumeService`.
+    #[must_use]
+    pub fn volumes(&self) -> VolumeServiceClient<Authorized> {
+        VolumeServiceClient::new(self.authorized())
     }
 
     /// A client of `FlagService`.

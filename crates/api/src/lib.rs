@@ -53,6 +53,7 @@ mod tenant_policies;
 mod to_proto;
 mod tools;
 mod validate;
+mod volumes;
 mod web;
 
 pub use alerts::Webhook;

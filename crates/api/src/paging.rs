@@ -64,6 +64,7 @@ list_requests!(
     ListTenantRunsRequest(),
     ListTenantsRequest(),
     ListToolsRequest(),
+    ListVolumesRequest(),
     ListWorkersRequest(),
 );
 

@@ -1,10 +1,10 @@
 //! Resource names: `sessions/{s}`, `sessions/{s}/runs/{r}`, `tenants/{t}`, `tenants/{t}/keys/{k}`,
-//! `tenants/{t}/runs/{r}`, `workers/{w}`, `approvals/{a}`, `flags/{f}`,
+//! `tenants/{t}/runs/{r}`, `workers/{w}`, `approvals/{a}`, `flags/{f}`, `volumes/{v}`,
 //! `tools/{t}`, `tenants/{t}/tools/{t}`. The last id alone is accepted as well, without what is
 //! before it, except for a run of a tenant. Pure.
 
 use codelia_store::SessionRef;
-use codelia_types::{ApprovalId, FlagId, KeyId, RunId, SessionId, TenantId, ToolId, WorkerId};
+use codelia_types::{ApprovalId, FlagId, KeyId, RunId, SessionId, TenantId, ToolId, VolumeName, WorkerId};
 
 use crate::status::ApiError;
 
@@ -122,6 +122,15 @@ pub(crate) fn tool(field: &str, name: &str) -> Result<(TenantName, ToolId), ApiE
         _ => None,
     }
     .ok_or_else(|| malformed(field, "tools/{tool}"))
+}
+
+/// Parses the name of a volume of the caller's tenant.
+pub(crate) fn volume(field: &str, name: &str) -> Result<VolumeName, ApiError> {
+    match segments(name).as_slice() {
+        ["volumes", id] | [id] => id.parse().ok(),
+        _ => None,
+    }
+    .ok_or_else(|| malformed(field, "volumes/{volume}"))
 }
 
 /// Parses the name of an approval.

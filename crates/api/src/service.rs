@@ -10,7 +10,7 @@ use codelia_proto::{
         flag_service_server::FlagServiceServer, info_service_server::InfoServiceServer,
         operator_service_server::OperatorServiceServer, policy_service_server::PolicyServiceServer,
         run_service_server::RunServiceServer, session_service_server::SessionServiceServer,
-        tool_service_server::ToolServiceServer,
+        tool_service_server::ToolServiceServer, volume_service_server::VolumeServiceServer,
     },
 };
 use codelia_server::{TlsError, TlsFiles, TlsIdentity, Transport};
@@ -50,6 +50,7 @@ use crate::{
     sessions::Sessions,
     tenant_policies::TenantPolicies,
     tools::{ToolCache, Tools},
+    volumes::Volumes,
     web::{Schema, WebLayer, to_grpc},
 };
 
@@ -262,6 +263,7 @@ fn api_routes(context: &Arc<Context>) -> Routes {
         .add_service(OperatorServiceServer::new(Operator { context: context.clone() }))
         .add_service(FlagServiceServer::new(Flags { context: context.clone() }))
         .add_service(ToolServiceServer::new(Tools { context: context.clone() }))
+        .add_service(VolumeServiceServer::new(Volumes { context: context.clone() }))
 }
 
 /// Adds reflection in version v1, and in v1alpha for older tools.

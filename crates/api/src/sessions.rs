@@ -9,7 +9,7 @@ use codelia_policy::{FlagSubject, NetworkPolicy, Policy};
 use codelia_proto::v1::{self, session_service_server::SessionService};
 use codelia_store::{
     Caller, EventKind, KeyVersion, NewSession, Session, SessionChange, SessionCreated, SessionFilter,
-    SessionRef, SessionState, WorkerCandidate,
+    SessionRef, SessionSpec, SessionState, SessionVolumes, WorkerCandidate,
 };
 use codelia_telemetry::task;
 use codelia_types::SessionId;
@@ -27,7 +27,7 @@ use crate::{
     scope_rules::ScopePolicies,
     session_lookup,
     status::ApiError,
-    to_proto, validate,
+    to_proto, validate, volumes,
 };
 
 /// How long a new session waits for a worker before it is returned without one.
@@ -147,6 +147,7 @@ impl Sessions {
         let begun = Instant::now();
         match store.session_create(new, caller.quotas).await {
             Ok(SessionCreated::New { session, open, candidates }) => {
+                self.mount(caller, id, &spec, request.project.as_deref()).await?;
                 if let Some(open) = open {
                     session_quota.counted(&caller.tenant, [open], begun);
                 }
@@ -154,7 +155,13 @@ impl Sessions {
                 session_cache.insert(&caller.tenant, id, spec);
                 Ok(CreatedSession { session: self.offer(*session, candidates).await, is_new: true })
             }
-            Ok(SessionCreated::Existing(session)) => Ok(CreatedSession { session: *session, is_new: false }),
+            Ok(SessionCreated::Existing(session)) => {
+                // The earlier call may have failed in between.
+                if session.state == SessionState::Open {
+                    self.mount(caller, session.id, &spec, request.project.as_deref()).await?;
+                }
+                Ok(CreatedSession { session: *session, is_new: false })
+            }
             Ok(SessionCreated::KeyReused) => Err(ApiError::IdempotencyKeyReused),
             Ok(SessionCreated::KeyChanged) => Err(ApiError::Unauthenticated),
             Ok(SessionCreated::ModeUnavailable) => {
@@ -165,6 +172,26 @@ impl Sessions {
             Err(codelia_store::Error::AlreadyExists { .. }) => Err(ApiError::AliasInUse),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Has a new session mount its volumes. If it cannot have them, it is closed.
+    async fn mount(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        spec: &SessionSpec,
+        project: Option<&str>,
+    ) -> Result<(), ApiError> {
+        let volumes = spec.policy.filesystem.mounted_volumes();
+        if volumes.is_empty() {
+            return Ok(());
+        }
+        let wanted = SessionVolumes { tenant: &caller.tenant, session, project, volumes };
+        let mounted = volumes::mount(&self.context.store, wanted).await;
+        if mounted.is_err() {
+            self.close_refused(caller, session).await;
+        }
+        mounted
     }
 
     /// Offers a new session to a worker, so that it has a lease before its first run.

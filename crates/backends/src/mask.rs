@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use codelia_policy::{Mount, PathTrie};
 use tokio::task::spawn_blocking;
 
-use crate::Error;
+use crate::{Error, mounts::overlay::VOLUMES_FIELD};
 
 /// What must be masked, at its path inside the sandbox with symbolic links resolved.
 #[derive(Debug, PartialEq, Eq)]
@@ -123,6 +123,9 @@ fn in_mount(mount: &Mount, rest: &Path, target: &Path, even_if_absent: bool) -> 
         // Paths below were left out when the overlay was mounted.
         Mount::Overlay { .. } if rest.as_os_str().is_empty() => Ok(MaskTarget::Directory(target.to_owned())),
         Mount::Overlay { .. } => Ok(MaskTarget::Absent),
+        // A policy that hides something in a volume is refused.
+        Mount::Volume { .. } if rest.as_os_str().is_empty() => Ok(MaskTarget::Directory(target.to_owned())),
+        Mount::Volume { .. } => Err(Error::Unenforceable { field: VOLUMES_FIELD }),
         Mount::Tmpfs { .. } if !even_if_absent => Ok(MaskTarget::Absent),
         Mount::Tmpfs { .. } => Ok(MaskTarget::Directory(target.to_owned())),
         // The sandbox's /proc and /dev have the same entries as the host's.

@@ -162,6 +162,7 @@ async fn call(
         Command::Workers(command) => admin::workers(client, command, output).await?,
         Command::Flags(command) => commands::flags::flags(client, command, output).await?,
         Command::Tools(command) => commands::tools::tools(client, command, output).await?,
+        Command::Volume(command) => commands::volume::volume(client, command, output).await?,
         Command::Projects { limit } => commands::policy_scopes::projects(client, limit, output).await?,
         Command::Profiles(command) => commands::profiles::profiles(client, command, output).await?,
         Command::Info => info::info(client, output).await?,

@@ -420,6 +420,22 @@ pub(crate) fn tool(tool: &v1::Tool) -> Value {
     })
 }
 
+/// The fields of a volume.
+pub(crate) fn volume(volume: &v1::Volume) -> Value {
+    json!({
+        "volume_id": volume.volume_id,
+        "name": volume.name,
+        "project": non_empty(&volume.project),
+        "max_bytes": volume.max_bytes,
+        "used_bytes": volume.used_bytes,
+        "ttl_ns": nanos(volume.ttl.as_ref()),
+        "sessions": volume.sessions,
+        "key_id": volume.key_id,
+        "create_time": timestamp(volume.create_time.as_ref()),
+        "use_time": timestamp(volume.use_time.as_ref()),
+    })
+}
+
 fn flag_rule(rule: &v1::FlagRule) -> Value {
     let labels: BTreeMap<_, _> = rule.labels.iter().collect();
     json!({

@@ -8,7 +8,5 @@ mod protocol;
 pub use frame::{Decoder, FrameError, encode};
 pub use protocol::{
     Egress, Exit, ExitStatus, ExpectedEnvironment, ExpectedMount, ExpectedNamespace, Failure, FileIdentity,
-    HOST_PROC, Launch, LayoutEntry, Mask, NAMESPACES, OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest, OwnMount,
-    PrivatePath, Report, Request, RestrictRequest, Rlimit, STAGING_DIR, SecuritySetup, Setup, StagedMount,
-    Step, TEMPLATE_FILES, Template, TemplateMount, TemplateRequest, View, WorkspaceLayout,
+    HOST_PROC, Launch, LayoutEntry, Mask, NAMESPACES, OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest, OwnMount, PrivatePath, Report, Request, RestrictRequest, Rlimit, STAGING_DIR, SecuritySetup, Setup, StagedMount, Step, TEMPLATE_FILES, Template, TemplateMount, TemplateRequest, View, WorkspaceLayout, OverlayKind,
 };

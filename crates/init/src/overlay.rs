@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_init::{Failure, OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest, Report, Step};
+use codelia_init::{Failure, OVERLAY_MOUNTS_DIR, Overlay, OverlayKind, OverlayRequest, Report, Step};
 use codelia_sys::{
     Errno, overlay,
     process::{self, SingleThread},
@@ -57,11 +57,20 @@ fn mount(process: &SingleThread, request: &OverlayRequest, one: &Overlay) -> Res
     if overlay::is_mounted(&target).map_err(at(Step::OverlayMount))? {
         return Ok(());
     }
+    let owner = match one.kind {
+        OverlayKind::Volume { owner, is_copy: false } => {
+            let source = overlay::open_directory(&one.source).map_err(at(Step::OverlayMount))?;
+            return overlay::mount_volume(process, &source, &target, owner, (request.uid, request.gid))
+                .map_err(at(Step::OverlayIdmap));
+        }
+        OverlayKind::Volume { owner, is_copy: true } => owner,
+        OverlayKind::Host | OverlayKind::Transaction => 0,
+    };
     let layer = request.directory.join(&one.name);
     let (upper, work) = (layer.join("upper"), layer.join("work"));
     make_directory(&layer, 0o700).map_err(at_io(Step::OverlayLayers))?;
     make_directory(&work, 0o700).map_err(at_io(Step::OverlayLayers))?;
-    if one.is_transaction {
+    if one.kind == OverlayKind::Transaction {
         make_copy_of_directory(&upper, &one.source).map_err(at_io(Step::OverlayLayers))?;
         let open = |path: &Path| overlay::open_directory(path).map_err(at(Step::OverlayMount));
         let (source, upper, work) = (open(&one.source)?, open(&upper)?, open(&work)?);
@@ -77,10 +86,10 @@ fn mount(process: &SingleThread, request: &OverlayRequest, one: &Overlay) -> Res
         return overlay::mount_overlay(&source, &hidden, &upper, &work, &target)
             .map_err(at(Step::OverlayMount));
     }
-    // As root: below the overlay, files of root must belong to the session's user.
+    // As root: below the overlay, files of the owner must belong to the session's user.
     let idmapped = mounts.join(format!("owned {}", one.name));
     make_directory(&idmapped, 0o700).map_err(at_io(Step::OverlayLayers))?;
-    let lower = overlay::mount_idmapped(process, &source, &idmapped, request.uid, request.gid)
+    let lower = overlay::mount_idmapped(process, &source, &idmapped, owner, (request.uid, request.gid))
         .map_err(at(Step::OverlayIdmap))?;
     let mounted = overlay::mount_overlay(&lower, &hidden, &upper, &work, &target);
     overlay::detach(&idmapped).map_err(at(Step::OverlayIdmap))?;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use codelia_types::{Mode, NetworkMode, UnknownValue};
 
-use crate::{LayoutPolicy, duration_text};
+use crate::{LayoutPolicy, VolumeMount, duration_text};
 
 /// What a command may do: a policy document.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,6 +145,9 @@ pub struct FilesystemPolicy {
     /// Number of files, directories and links of the session together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_inodes: Option<u64>,
+    /// Volumes of the tenant that the command sees. A run has only volumes of its session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<Vec<VolumeMount>>,
 }
 
 /// The container image of a command.

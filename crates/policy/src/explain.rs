@@ -37,7 +37,7 @@ pub struct ExplainedField {
 }
 
 /// Every field with a description of its default.
-pub(crate) const FIELDS: [(&str, &str); 55] = [
+pub(crate) const FIELDS: [(&str, &str); 56] = [
     ("isolation_level", "the level of the mode"),
     ("filesystem.mode", "writes to read_write_paths reach the host, and no read waits"),
     ("filesystem.root_path", "/workspace"),
@@ -48,6 +48,7 @@ pub(crate) const FIELDS: [(&str, &str); 55] = [
     ("filesystem.max_file_bytes", Limit::FileBytes.field()),
     ("filesystem.max_total_bytes", Limit::DiskBytes.field()),
     ("filesystem.max_inodes", Limit::Inodes.field()),
+    ("filesystem.volumes", "none"),
     ("layout.read_only_workspace", "false"),
     ("layout.directories", "none"),
     ("layout.executable_paths", "everywhere"),

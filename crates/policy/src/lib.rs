@@ -43,6 +43,7 @@ pub mod size;
 pub mod syscalls;
 mod tool;
 mod validate;
+mod volumes;
 
 pub use document::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
@@ -79,3 +80,4 @@ pub use secrets::home_dirs;
 pub use size::TooLarge;
 pub use tool::{ToolDeclaration, ToolDocument, ToolError};
 pub use validate::PolicyError;
+pub use volumes::{VOLUME_BYTES, VOLUME_OWNER, VolumeMode, VolumeMount};

@@ -102,6 +102,7 @@ impl FilesystemPolicy {
             max_file_bytes: min(self.max_file_bytes, lower.max_file_bytes),
             max_total_bytes: min(self.max_total_bytes, lower.max_total_bytes),
             max_inodes: min(self.max_inodes, lower.max_inodes),
+            volumes: intersect(&self.volumes, &lower.volumes, equal),
         }
     }
 }

@@ -7,7 +7,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Ids, PathTrie, Policy, RunSpec, Runtime, egress::RESOLVER_FILES, secrets};
+use crate::{
+    Ids, PathTrie, Policy, RunSpec, Runtime, VolumeMode, egress::RESOLVER_FILES, secrets,
+    volumes::volume_mounts,
+};
 use codelia_types::{Mode, NetworkMode, SessionId};
 
 /// The path of the session's directory inside a sandbox.
@@ -54,6 +57,18 @@ pub enum Mount {
         target: PathBuf,
         /// The directory on the host that takes the changes.
         layer: PathBuf,
+    },
+    /// A volume of the tenant.
+    Volume {
+        /// The directory of the volume on the host. Only its name, in a plan that is not complete.
+        source: PathBuf,
+        /// Inside.
+        target: PathBuf,
+        /// The directory on the host that keeps the session's changes, in mode `copy`. Its name is also that
+        /// of the mount, in every mode.
+        layer: PathBuf,
+        /// Who may write to it.
+        mode: VolumeMode,
     },
     /// A private, size-limited temporary file system.
     Tmpfs {
@@ -149,6 +164,7 @@ pub(crate) fn mounts(
     mounts.extend(private.map(|target| Mount::Tmpfs { target: target.into(), size_bytes }));
     mounts.push(Mount::Bind { source: root.to_owned(), target: WORKSPACE.into(), writable: true });
     mounts.extend(policy_mounts(root, &spec.policy, runtime));
+    mounts.extend(volume_mounts(root, &spec.policy.filesystem));
     mounts
 }
 
@@ -237,6 +253,7 @@ impl Mount {
             | Self::Tmpfs { target, .. }
             | Self::Overlay { target, .. }
             | Self::Transaction { target, .. }
+            | Self::Volume { target, .. }
             | Self::Symlink { target, .. }
             | Self::File { target, .. }
             | Self::Hidden { target, .. } => target,
@@ -265,6 +282,10 @@ impl fmt::Display for Mount {
             }
             Self::Transaction { source, .. } => {
                 write!(f, "{target} read-write from {}, changes are applied or dropped", source.display())
+            }
+            Self::Volume { source, mode, .. } => {
+                let name = source.file_name().unwrap_or_default();
+                write!(f, "{target} volume {}, {mode}", name.display())
             }
             Self::Tmpfs { size_bytes, .. } => write!(f, "{target} private, {size_bytes} bytes"),
             Self::Proc => write!(f, "{target} private"),

@@ -84,6 +84,7 @@ delegable! {
     "filesystem.max_file_bytes" => filesystem.max_file_bytes;
     "filesystem.max_total_bytes" => filesystem.max_total_bytes;
     "filesystem.max_inodes" => filesystem.max_inodes;
+    "filesystem.volumes" => filesystem.volumes;
     "container.profile" => container.profile;
     "process.max_processes" => process.max_processes;
     "process.allow_fork" => process.allow_fork;

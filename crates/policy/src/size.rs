@@ -30,6 +30,9 @@ pub const MAX_ENTRIES: usize = 1000;
 /// them with all patterns of another policy.
 pub const MAX_HOST_GLOBS: usize = 64;
 
+/// Maximum number of volumes. Each costs a sandbox a mount.
+pub const MAX_VOLUMES: usize = 16;
+
 /// A policy with more entries is checked and carried out off the async runtime.
 const LARGE_ENTRIES: usize = 32;
 
@@ -97,6 +100,7 @@ impl Policy {
         for (field, entries) in self.other_lists() {
             at_most(field, entries, MAX_ENTRIES, "entries", "remove some")?;
         }
+        self.check_volumes_size()?;
         self.network.check_size()?;
         for (field, names) in self.names() {
             check_texts(field, names)?;
@@ -104,6 +108,17 @@ impl Policy {
         check_paths("process.allowed_executables", programs)?;
         check_paths("network.executables", self.network.executables.as_deref().unwrap_or_default())?;
         check_bytes(self.text_bytes())
+    }
+
+    fn check_volumes_size(&self) -> Result<(), TooLarge> {
+        let volumes = self.filesystem.mounted_volumes();
+        at_most("filesystem.volumes", volumes.len(), MAX_VOLUMES, "volumes", "remove some")?;
+        for (at, volume) in volumes.iter().enumerate() {
+            let field = format!("filesystem.volumes[{at}]");
+            check_texts(&field, std::slice::from_ref(&volume.name))?;
+            check_paths(&field, std::slice::from_ref(&volume.path))?;
+        }
+        Ok(())
     }
 
     /// Whether the cost of this policy is too high for the async runtime: it has many entries, or
@@ -159,7 +174,9 @@ impl Policy {
         let directories = self.layout.directories.iter().map(|directory| &directory.path);
         let paths = paths.chain(directories).chain(programs).map(|path| path.as_os_str().len());
         let texts = self.names().into_iter().chain(self.command.lists()).flat_map(|(_, list)| list);
-        paths.chain(texts.map(String::len)).sum()
+        let volumes = self.filesystem.mounted_volumes().iter();
+        let volumes = volumes.map(|volume| volume.name.len() + volume.path.as_os_str().len());
+        paths.chain(texts.map(String::len)).chain(volumes).sum()
     }
 }
 

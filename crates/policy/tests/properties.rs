@@ -7,10 +7,7 @@ use std::{path::PathBuf, time::Duration};
 
 use codelia_policy::{
     Ceilings, CommandPolicy, ContainerPolicy, DELEGABLE_FIELDS, EgressDecision, EgressRules, EnvironmentMode,
-    EnvironmentPolicy, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel,
-    LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, Mount, NetworkPolicy, Plan,
-    PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec, Scopes, SyscallMode, SyscallPolicy,
-    SyscallRules, syscalls,
+    EnvironmentPolicy, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel, LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, Mount, NetworkPolicy, Plan, PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec, Scopes, SyscallMode, SyscallPolicy, SyscallRules, syscalls, VolumeMode, VolumeMount,
 };
 use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
 use proptest::{option::of, prelude::*, sample::select};
@@ -28,8 +25,9 @@ fn words(words: &'static [&'static str]) -> impl Strategy<Value = Vec<String>> {
 
 fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
     let sizes = (of(1..5u64), of(1..5u64), of(1..5u64));
-    (of(any::<bool>()), of(paths()), of(paths()), of(paths()), paths(), sizes).prop_map(
-        |(is_static, read_only_paths, read_write_paths, overlay_paths, denied_paths, sizes)| {
+    let volumes = of(prop::collection::vec(volume(), 0..3));
+    (of(any::<bool>()), of(paths()), of(paths()), of(paths()), paths(), sizes, volumes).prop_map(
+        |(is_static, read_only_paths, read_write_paths, overlay_paths, denied_paths, sizes, volumes)| {
             FilesystemPolicy {
                 mode: is_static.map(|it| if it { FilesystemMode::Static } else { FilesystemMode::Dynamic }),
                 root_path: None,
@@ -40,9 +38,19 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
                 max_file_bytes: sizes.0,
                 max_total_bytes: sizes.1,
                 max_inodes: sizes.2,
+                volumes,
             }
         },
     )
+}
+
+fn volume() -> impl Strategy<Value = VolumeMount> {
+    let mode = select(vec![VolumeMode::ReadOnly, VolumeMode::Copy, VolumeMode::Exclusive]);
+    (select(vec!["a", "b"]), mode).prop_map(|(name, mode)| VolumeMount {
+        name: name.to_owned(),
+        path: PathBuf::from("/cache").join(name),
+        mode,
+    })
 }
 
 fn process() -> impl Strategy<Value = ProcessPolicy> {

@@ -7,8 +7,7 @@ use std::{
 
 use codelia_policy::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    IsolationLevel, LayoutDirectory, LayoutPolicy, LoggingPolicy, NetworkPolicy, Policy, PolicyError,
-    ProcessPolicy, ResourcePolicy, Source, SyscallMode, SyscallPolicy,
+    IsolationLevel, LayoutDirectory, LayoutPolicy, LoggingPolicy, NetworkPolicy, Policy, PolicyError, ProcessPolicy, ResourcePolicy, Source, SyscallMode, SyscallPolicy, VolumeMode, VolumeMount,
 };
 
 use crate::{
@@ -63,6 +62,7 @@ fn read_filesystem(wire: v1::FilesystemPolicy) -> Result<FilesystemPolicy, Polic
         max_file_bytes: amount("filesystem.max_file_bytes", wire.max_file_bytes)?,
         max_total_bytes: amount("filesystem.max_total_bytes", wire.max_total_bytes)?,
         max_inodes: amount("filesystem.max_inodes", wire.max_inodes)?,
+        volumes: wire.volumes.map(read_volumes).transpose()?,
     })
 }
 
@@ -81,6 +81,27 @@ fn read_layout(wire: v1::LayoutPolicy) -> Result<LayoutPolicy, PolicyError> {
             .collect::<Result<_, PolicyError>>()?,
         executable_paths: paths(wire.executable_paths),
     })
+}
+
+fn read_volumes(wire: v1::VolumeMountList) -> Result<Vec<VolumeMount>, PolicyError> {
+    let read = |(at, one): (usize, v1::VolumeMount)| {
+        let mode = match known(&format!("filesystem.volumes[{at}].mode"), one.mode)? {
+            v1::VolumeMode::Unspecified | v1::VolumeMode::Copy => VolumeMode::Copy,
+            v1::VolumeMode::ReadOnly => VolumeMode::ReadOnly,
+            v1::VolumeMode::Exclusive => VolumeMode::Exclusive,
+        };
+        Ok(VolumeMount { name: one.name, path: one.path.into(), mode })
+    };
+    wire.values.into_iter().enumerate().map(read).collect()
+}
+
+fn write_volume(volume: &VolumeMount) -> v1::VolumeMount {
+    let mode = match volume.mode {
+        VolumeMode::Copy => v1::VolumeMode::Copy,
+        VolumeMode::ReadOnly => v1::VolumeMode::ReadOnly,
+        VolumeMode::Exclusive => v1::VolumeMode::Exclusive,
+    };
+    v1::VolumeMount { name: volume.name.clone(), path: text(&volume.path), mode: mode.into() }
 }
 
 fn read_process(wire: v1::ProcessPolicy) -> Result<ProcessPolicy, PolicyError> {
@@ -272,6 +293,10 @@ fn write_filesystem(policy: &FilesystemPolicy) -> v1::FilesystemPolicy {
         max_file_bytes: policy.max_file_bytes.map(u64::cast_signed),
         max_total_bytes: policy.max_total_bytes.map(u64::cast_signed),
         max_inodes: policy.max_inodes.map(u64::cast_signed),
+        volumes: policy
+            .volumes
+            .as_ref()
+            .map(|volumes| v1::VolumeMountList { values: volumes.iter().map(write_volume).collect() }),
     }
 }
 
@@ -400,7 +425,7 @@ mod tests {
 
     const FULL: &str = "
 isolation_level: LEVEL_2
-filesystem: {mode: static, root_path: /workspace, read_only_paths: [/opt], read_write_paths: [], overlay_paths: [/srv], denied_paths: [/opt/a], max_file_bytes: 1, max_total_bytes: 23, max_inodes: 24}
+filesystem: {mode: static, root_path: /workspace, read_only_paths: [/opt], read_write_paths: [], overlay_paths: [/srv], denied_paths: [/opt/a], max_file_bytes: 1, max_total_bytes: 23, max_inodes: 24, volumes: [{name: v, path: /v, mode: exclusive}]}
 layout: {read_only_workspace: true, directories: [{path: a, max_bytes: 25}, {path: b/c}], executable_paths: [a]}
 container: {profile: python}
 process: {max_processes: 2, allow_fork: false, allow_exec: true, allowed_executables: [/bin/sh], debug: true}

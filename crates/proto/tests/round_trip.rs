@@ -6,8 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use codelia_policy::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    IsolationLevel, LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, NetworkPolicy,
-    Policy, ProcessPolicy, ResourcePolicy, RunSpec, RunTool, SyscallMode, SyscallPolicy,
+    IsolationLevel, LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, RunSpec, RunTool, SyscallMode, SyscallPolicy, VolumeMode, VolumeMount,
 };
 use codelia_proto::{InvalidField, internal::v1 as internal, v1};
 use codelia_types::{
@@ -142,11 +141,11 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
         of(prop_oneof![Just(FilesystemMode::Static), Just(FilesystemMode::Dynamic)]),
         of(Just(PathBuf::from("/workspace"))),
         (of(paths()), of(paths()), of(paths()), paths()),
-        of(amount()),
-        of(amount()),
-        of(amount()),
+        (of(amount()), of(amount()), of(amount())),
+        of(vec(volume(), 0..4)),
     )
-        .prop_map(|(mode, root_path, (read_only, read_write, overlay, denied), file, total, inodes)| {
+        .prop_map(|(mode, root_path, paths, (file, total, inodes), volumes)| {
+            let (read_only, read_write, overlay, denied) = paths;
             FilesystemPolicy {
                 mode,
                 root_path,
@@ -157,8 +156,18 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
                 max_file_bytes: file,
                 max_total_bytes: total,
                 max_inodes: inodes,
+                volumes,
             }
         })
+}
+
+fn volume() -> impl Strategy<Value = VolumeMount> {
+    let mode = select(vec![VolumeMode::ReadOnly, VolumeMode::Copy, VolumeMode::Exclusive]);
+    (any::<String>(), any::<String>(), mode).prop_map(|(name, path, mode)| VolumeMount {
+        name,
+        path: path.into(),
+        mode,
+    })
 }
 
 fn process() -> impl Strategy<Value = ProcessPolicy> {

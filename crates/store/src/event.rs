@@ -86,6 +86,10 @@ pub enum EventKind {
     ToolQuarantined,
     /// An administrator ended the quarantine of a tool.
     ToolReleased,
+    /// A key created a volume.
+    VolumeCreated,
+    /// A volume was deleted: by a key, or because it was not used for long or the tenant's have too much.
+    VolumeDeleted,
     /// A command tried to leave its sandbox, or a file call its workspace. The store carries out a part of
     /// the response.
     EscapeAttempt,
@@ -124,7 +128,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    const ALL: [Self; 51] = [
+    const ALL: [Self; 53] = [
         Self::RunRefused,
         Self::SessionRefused,
         Self::FileRefused,
@@ -159,6 +163,8 @@ impl EventKind {
         Self::ToolLevelApproved,
         Self::ToolQuarantined,
         Self::ToolReleased,
+        Self::VolumeCreated,
+        Self::VolumeDeleted,
         Self::EscapeAttempt,
         Self::ChangesDecided,
         Self::OperationsLogged,
@@ -211,6 +217,8 @@ impl EventKind {
             | Self::ToolLevelApproved
             | Self::ToolQuarantined
             | Self::ToolReleased
+            | Self::VolumeCreated
+            | Self::VolumeDeleted
             | Self::EscapeAttempt
             | Self::ChangesDecided
             | Self::SuspiciousOperations
@@ -273,6 +281,8 @@ impl EventKind {
             Self::ToolLevelApproved => "TOOL_LEVEL_APPROVED",
             Self::ToolQuarantined => "TOOL_QUARANTINED",
             Self::ToolReleased => "TOOL_RELEASED",
+            Self::VolumeCreated => "VOLUME_CREATED",
+            Self::VolumeDeleted => "VOLUME_DELETED",
             Self::EscapeAttempt => "ESCAPE_ATTEMPT",
             Self::ChangesDecided => "CHANGES_DECIDED",
             Self::OperationsLogged => "OPERATIONS_LOGGED",

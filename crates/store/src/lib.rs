@@ -34,6 +34,7 @@ mod tenant_lifecycle;
 mod tenant_policy;
 mod tool;
 mod upkeep;
+mod volume;
 mod worker;
 
 use std::sync::Arc;
@@ -86,6 +87,10 @@ pub use tool::{
     MAX_TOOLS, Tool, ToolApproval, ToolChange, ToolChanged, ToolNotChanged, ToolQuarantine, ToolWithdrawn,
 };
 pub use upkeep::{InvalidRetention, Retention, TenantRetention, Upkeep, UpkeepPass};
+pub use volume::{
+    MAX_VOLUMES, MAX_VOLUMES_BYTES, MountedVolume, NewVolume, SessionVolumes, Volume, VolumeNotCreated,
+    VolumeNotDeleted, VolumesMounted,
+};
 pub use worker::{DiskSpace, DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
 
 /// A handle on the database. Cheap to clone.

@@ -86,8 +86,8 @@ pub fn create_whiteout(path: &Path) -> Result<(), Errno> {
     rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::empty(), 0)
 }
 
-/// Mounts a directory at `target` with ids mapped: there, files of root belong to this user and
-/// group.
+/// Mounts a directory at `target` with ids mapped: there, files of the user and group `owner` belong to
+/// this user and group.
 ///
 /// # Errors
 /// As `open_tree(2)`, `mount_setattr(2)` and `move_mount(2)`: not every file system supports this.
@@ -95,13 +95,13 @@ pub fn mount_idmapped(
     process: &SingleThread,
     source: &OwnedFd,
     target: &Path,
-    uid: u32,
-    gid: u32,
+    owner: u32,
+    ids: (u32, u32),
 ) -> Result<OwnedFd, Errno> {
-    let user_namespace = create_user_namespace(process, uid, gid)?;
+    let user_namespace = create_user_namespace(process, owner, ids)?;
     let tree = mount::clone_beneath(source, Path::new(""))?;
     let attributes = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_IDMAP,
+        attr_set: libc::MOUNT_ATTR_IDMAP | RESTRICTED,
         attr_clr: 0,
         propagation: 0,
         userns_fd: u64::from(user_namespace.as_raw_fd().unsigned_abs()),
@@ -111,9 +111,33 @@ pub fn mount_idmapped(
     Ok(tree)
 }
 
-/// Creates a user namespace in which user and group 0 are these two outside. Its id maps can be
+/// Mounts the directory of a volume at `target`, without devices and setuid programs. As root, files of
+/// the user and group `owner` belong to this user and group there.
+///
+/// # Errors
+/// As `open_tree(2)`, `mount_setattr(2)` and `move_mount(2)`: not every file system supports this.
+pub fn mount_volume(
+    process: &SingleThread,
+    source: &OwnedFd,
+    target: &Path,
+    owner: u32,
+    ids: (u32, u32),
+) -> Result<(), Errno> {
+    if process::own_uid() == 0 {
+        return mount_idmapped(process, source, target, owner, ids).map(drop);
+    }
+    let tree = mount::clone_beneath(source, Path::new(""))?;
+    let attributes = libc::mount_attr { attr_set: RESTRICTED, attr_clr: 0, propagation: 0, userns_fd: 0 };
+    mount::set_attributes(&tree, &attributes)?;
+    mount::attach_at(&tree, &open_directory(target)?)
+}
+
+/// Neither devices nor setuid programs work in a mount.
+const RESTRICTED: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+
+/// Creates a user namespace in which user and group `owner` are these two outside. Its id maps can be
 /// written only while a process is in it, so a child enters it and is killed afterwards.
-fn create_user_namespace(process: &SingleThread, uid: u32, gid: u32) -> Result<OwnedFd, Errno> {
+fn create_user_namespace(process: &SingleThread, owner: u32, ids: (u32, u32)) -> Result<OwnedFd, Errno> {
     let (ours, theirs) = crate::fd::socket_pair()?;
     let parent = process::own_pid();
     let child = || {
@@ -128,20 +152,25 @@ fn create_user_namespace(process: &SingleThread, uid: u32, gid: u32) -> Result<O
     };
     let pid = process.fork(child)?;
     drop(theirs);
-    let namespace = map_user_namespace(pid, &ours, uid, gid);
+    let namespace = map_user_namespace(pid, &ours, owner, ids);
     process::kill(pid)?;
     process::reap_next()?;
     namespace
 }
 
 /// Waits until the process has entered its user namespace, maps ids into it and opens it.
-fn map_user_namespace(pid: Pid, socket: &OwnedFd, uid: u32, gid: u32) -> Result<OwnedFd, Errno> {
+fn map_user_namespace(
+    pid: Pid,
+    socket: &OwnedFd,
+    owner: u32,
+    (uid, gid): (u32, u32),
+) -> Result<OwnedFd, Errno> {
     if rustix::io::read(socket, &mut [0])? == 0 {
         return Err(Errno::PERM);
     }
     let proc_dir = format!("/proc/{}", pid.as_raw_nonzero());
-    write(&format!("{proc_dir}/uid_map"), &format!("0 {uid} 1"))?;
-    write(&format!("{proc_dir}/gid_map"), &format!("0 {gid} 1"))?;
+    write(&format!("{proc_dir}/uid_map"), &format!("{owner} {uid} 1"))?;
+    write(&format!("{proc_dir}/gid_map"), &format!("{owner} {gid} 1"))?;
     let namespace = format!("{proc_dir}/ns/user");
     rustix::fs::open(namespace, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }

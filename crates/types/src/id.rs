@@ -95,6 +95,8 @@ uuid_id!(/// One command in a session.
     RunId, "run");
 uuid_id!(/// A request for a person's decision.
     ApprovalId, "approval");
+uuid_id!(/// A volume of a tenant. A later volume of the same name has another id.
+    VolumeId, "volume");
 uuid_id!(/// An API key. Not its secret.
     KeyId, "key");
 uuid_id!(/// One start of a worker process. A restarted worker keeps its id and gets a new incarnation.
@@ -106,6 +108,8 @@ name_id!(/// A mode flag: `[a-z0-9-]{1,63}`.
     FlagId, "flag");
 name_id!(/// A tool of a tenant: `[a-z0-9-]{1,63}`.
     ToolId, "tool");
+name_id!(/// The name of a volume of a tenant: `[a-z0-9-]{1,63}`.
+    VolumeName, "volume");
 name_id!(/// A worker. It keeps its id across restarts: `[a-z0-9-]{1,63}`.
     WorkerId, "worker");
 

@@ -21,7 +21,7 @@ pub use command::{CommandSpec, SecretEnv, TerminalSize};
 pub use disk::{DiskMechanism, DiskUsage};
 pub use id::{
     ApprovalId, FlagId, Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, ToolId,
-    WorkerId,
+    VolumeId, VolumeName, WorkerId,
 };
 pub use lease::LeaseToken;
 pub use mode::{Mode, NetworkMode, UnknownValue};

@@ -197,6 +197,18 @@ reasons! {
     TooManyTools = "TOO_MANY_TOOLS",
         "the tenant has as many tools as it may",
         "delete tools that are not used";
+    VolumeExists = "VOLUME_EXISTS",
+        "the tenant has a volume with this name",
+        "use it, or choose another name";
+    VolumeInUse = "VOLUME_IN_USE",
+        "a session mounts the volume, or writes to it and no other session may; `session` names it",
+        "close that session, or mount the volume with mode `copy` or `read_only`";
+    TooManyVolumes = "TOO_MANY_VOLUMES",
+        "the tenant has as many volumes as it may",
+        "delete volumes that are not used (`codelia volume rm`)";
+    VolumeUnavailable = "VOLUME_UNAVAILABLE",
+        "a volume of the run is not among those that its session mounted, or is on the disk of another worker",
+        "create another session with the volume";
     CommandNotAllowed = "COMMAND_NOT_ALLOWED",
         "the policy does not allow the command; `rule` names the rule",
         "change the command, or the policy of the session";

@@ -54,6 +54,10 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
         }
     });
     let w = worker.clone();
+    tasks.critical("volumes", async move {
+        repeat("volumes", LEFTOVERS_INTERVAL, &Notify::new(), || w.janitor.remove_volumes()).await;
+    });
+    let w = worker.clone();
     tasks.critical("purge", async move {
         repeat("purge", PURGE_INTERVAL, &Notify::new(), || w.janitor.purge()).await;
     });

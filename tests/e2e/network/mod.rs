@@ -2,6 +2,7 @@
 
 mod around;
 mod asks;
+mod caches;
 mod credentials;
 mod invariants;
 mod ipv6;

@@ -221,7 +221,7 @@ fn copy_cargo(place: &Place) -> Result<bool> {
 }
 
 /// Writes an index for each package manager, with one package.
-fn offer_packages(www: &Path) -> Result<()> {
+pub(super) fn offer_packages(www: &Path) -> Result<()> {
     let script = www.join("../packages.py");
     fs::write(&script, PACKAGES)?;
     let made = Command::new("/usr/bin/python3").arg(&script).arg(www).output()?;

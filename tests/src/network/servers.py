@@ -31,6 +31,12 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     def __init__(self, *args):
         super().__init__(*args, directory=os.path.join(DIRECTORY, "www"))
 
+    def end_headers(self):
+        # As registries do: what has a version never changes.
+        if getattr(self, "path", "").startswith(("/files/", "/dl/")):
+            self.send_header("Cache-Control", "max-age=31536000, immutable")
+        super().end_headers()
+
     def record(self):
         scheme = "https" if isinstance(self.connection, ssl.SSLSocket) else "http"
         secret = self.headers.get("Authorization") or "-"

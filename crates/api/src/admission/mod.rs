@@ -20,7 +20,7 @@ use crate::{
     resource_name,
     rules::{Rules, Start},
     status::{ApiError, ToolError},
-    validate,
+    validate, volumes,
 };
 
 /// A validated request for a run. The serialized fields are its fingerprint.
@@ -98,6 +98,7 @@ impl RunRequest {
             None => upper,
         };
         let policy = admit_policy(&self.policy, &upper, mode)?;
+        let policy = volumes::within_session(policy, &self.policy, &session.policy)?;
         let inherited = default_network(mode, rules.options);
         // The default of an isolating session does not apply to a run in mode `logical`, either.
         let inherited = if mode == Mode::Logical { None } else { session.network.or(inherited) };

@@ -8,7 +8,9 @@ use codelia_store::{MAX_POLICY_NAMES, Session, SessionEndReason};
 use codelia_types::{ChangesState, Mode, SessionId};
 use time::OffsetDateTime;
 
-use super::{approval::ApprovalError, file::FileError, flag::FlagError, tool::ToolError};
+use super::{
+    approval::ApprovalError, file::FileError, flag::FlagError, tool::ToolError, volume::VolumeError,
+};
 
 const NO_SECRET_KEY: &str = "command.secret_env: this installation has no key for secrets; ask an operator \
      to set `secrets.key_file` for every api and worker";
@@ -87,6 +89,8 @@ pub(crate) enum ApiError {
     Flag(FlagError),
     /// A tool may not be used or changed.
     Tool(ToolError),
+    /// A volume is not created, mounted or deleted.
+    Volume(VolumeError),
     /// Another version of a policy is in effect than expected; 0 for none.
     PolicyChanged { version: i64 },
     /// The tenant has as many projects or users with a policy as it may.
@@ -239,6 +243,7 @@ impl ApiError {
             Self::Approval(error) => error.text(),
             Self::Flag(error) => error.text(),
             Self::Tool(error) => error.text(),
+            Self::Volume(error) => error.text(),
             Self::PolicyChanged { version } => policy_changed(*version),
             Self::TooManyPolicies => too_many_policies(),
             Self::NoSecretKey => NO_SECRET_KEY.into(),

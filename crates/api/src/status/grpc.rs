@@ -60,6 +60,7 @@ impl ApiError {
             Self::Approval(error) => error.code_and_reason(),
             Self::Flag(error) => error.code_and_reason(),
             Self::Tool(error) => error.code_and_reason(),
+            Self::Volume(error) => error.code_and_reason(),
             Self::PolicyChanged { .. } => (Code::Aborted, Reason::PolicyChanged),
             Self::TooManyPolicies => (Code::ResourceExhausted, Reason::TooManyPolicies),
             Self::NoSecretKey | Self::AuditUnsigned => (Code::FailedPrecondition, Reason::SecretsUnavailable),
@@ -111,6 +112,7 @@ impl ApiError {
             | Self::Approval(_)
             | Self::Flag(_)
             | Self::Tool(_)
+            | Self::Volume(_)
             | Self::PolicyChanged { .. }
             | Self::TooManyPolicies
             | Self::NoSecretKey
@@ -158,6 +160,7 @@ impl ApiError {
             Self::Approval(error) => error.metadata(),
             Self::Flag(error) => error.metadata(),
             Self::Tool(error) => error.metadata(),
+            Self::Volume(error) => error.metadata(),
             Self::PolicyChanged { version } => named("version", &version.to_string()),
             Self::ModeNotAllowed { mode }
             | Self::BelowFloor { mode, .. }

@@ -11,7 +11,9 @@ mod file;
 mod flag;
 mod grpc;
 mod tool;
+mod volume;
 
 pub(crate) use self::{
     approval::ApprovalError, error::ApiError, file::FileError, flag::FlagError, tool::ToolError,
+    volume::VolumeError,
 };

@@ -112,6 +112,9 @@ impl FilesystemBuilder<'_> {
                 return Err(Error::Unenforceable { field: "policy.filesystem.overlay_paths" });
             }
             Mount::Transaction { .. } => return Err(Error::Unenforceable { field: "transaction" }),
+            Mount::Volume { .. } => {
+                return Err(Error::Unenforceable { field: "policy.filesystem.volumes" });
+            }
             Mount::Symlink { .. } | Mount::Runtime { .. } => {
                 return Err(Error::Unenforceable { field: "mounts" });
             }

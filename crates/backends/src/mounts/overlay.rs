@@ -13,8 +13,9 @@ use std::{
     time::Duration,
 };
 
-use codelia_init::{OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest};
-use codelia_policy::{Ids, Mount, PathTrie, Plan};
+use codelia_init::{OVERLAY_MOUNTS_DIR, Overlay, OverlayKind, OverlayRequest};
+use codelia_policy::{Ids, Mount, PathTrie, Plan, VOLUME_OWNER, VolumeMode};
+use codelia_sys::process::own_uid;
 use tokio::{sync::Mutex as AsyncMutex, time::timeout};
 
 use crate::{
@@ -24,6 +25,8 @@ use crate::{
 
 /// The policy field that requests overlays.
 const FIELD: &str = "policy.filesystem.overlay_paths";
+/// The policy field that requests volumes.
+pub(crate) const VOLUMES_FIELD: &str = "policy.filesystem.volumes";
 
 /// How long `codelia-init` may take to mount overlays: a source may be on a file system that hangs.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -101,29 +104,37 @@ fn overlay_request(plan: &Plan) -> Result<Option<OverlayRequest>, Error> {
     let mut targets = PathTrie::default();
     let mut directory = None;
     for mount in &plan.mounts {
-        let (source, target, layer, is_transaction) = match mount {
-            Mount::Overlay { source, target, layer } => (source, target, layer, false),
-            Mount::Transaction { source, target, layer } => (source, target, layer, true),
+        let (source, target, layer, kind) = match mount {
+            Mount::Overlay { source, target, layer } => (source, target, layer, OverlayKind::Host),
+            Mount::Transaction { source, target, layer } => (source, target, layer, OverlayKind::Transaction),
+            Mount::Volume { source, target, layer, mode } => (source, target, layer, volume_kind(*mode)),
             _ => continue,
         };
+        let field = if matches!(kind, OverlayKind::Volume { .. }) { VOLUMES_FIELD } else { FIELD };
         let (Some(parent), Some(name)) = (layer.parent(), layer.file_name().and_then(|name| name.to_str()))
         else {
-            return Err(Error::Unenforceable { field: FIELD });
+            return Err(Error::Unenforceable { field });
         };
-        if !source.is_dir() {
-            return Err(Error::Unenforceable { field: FIELD });
+        // The source of a volume is only a name until the plan is complete.
+        if !source.is_absolute() || !source.is_dir() {
+            return Err(Error::Unenforceable { field });
         }
         // The layers of a transaction are not the session's.
         if directory.replace(parent.to_owned()).is_some_and(|other| other != parent) {
-            return Err(Error::Unenforceable { field: FIELD });
+            return Err(Error::Unenforceable { field });
+        }
+        let (source, name) = (source.clone(), name.to_owned());
+        if matches!(kind, OverlayKind::Volume { .. }) {
+            // No policy hides anything in a volume.
+            overlays.push(Overlay { source, name, hidden: Vec::new(), kind });
+            continue;
         }
         // Two paths may be the same after their symbolic links were resolved.
         if let Some(first) = targets.insert(target, (overlays.len(), target)) {
             targets.insert(target, first);
             continue;
         }
-        let (source, name) = (source.clone(), name.to_owned());
-        overlays.push(Overlay { source, name, hidden: Vec::new(), is_transaction });
+        overlays.push(Overlay { source, name, hidden: Vec::new(), kind });
     }
     let Some(directory) = directory else { return Ok(None) };
     for mount in &plan.mounts {
@@ -131,7 +142,7 @@ fn overlay_request(plan: &Plan) -> Result<Option<OverlayRequest>, Error> {
         for &(index, target) in targets.containing(hidden) {
             let overlay = &mut overlays[index];
             // A mask covers the path: a command must not be able to replace what is hidden.
-            if overlay.is_transaction {
+            if overlay.kind == OverlayKind::Transaction {
                 continue;
             }
             overlay.hidden.extend(hidden_path(&overlay.source, target, hidden, *even_if_absent)?);
@@ -139,6 +150,11 @@ fn overlay_request(plan: &Plan) -> Result<Option<OverlayRequest>, Error> {
     }
     let Ids { uid, gid } = isolation::ids(plan)?;
     Ok(Some(OverlayRequest { directory, uid, gid, overlays }))
+}
+
+fn volume_kind(mode: VolumeMode) -> OverlayKind {
+    let owner = if own_uid() == 0 { VOLUME_OWNER } else { own_uid() };
+    OverlayKind::Volume { owner, is_copy: mode == VolumeMode::Copy }
 }
 
 /// A hidden path of an overlay, relative to its source. `None` if nothing is to be hidden there, or

@@ -105,6 +105,7 @@ pub(crate) fn is_covered(path: &Path, later: &[Mount]) -> bool {
 fn is_mounted(mount: &Mount) -> bool {
     match mount {
         Mount::Bind { .. } | Mount::Overlay { .. } | Mount::Transaction { .. } | Mount::Tmpfs { .. } => true,
+        Mount::Volume { .. } => true,
         Mount::Runtime { .. } | Mount::File { .. } => true,
         Mount::Proc | Mount::Dev | Mount::Symlink { .. } | Mount::Hidden { .. } => false,
     }

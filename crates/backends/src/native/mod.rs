@@ -140,9 +140,11 @@ impl Native {
     ) -> Result<(Started, Arc<Template>, Option<Arc<Namespaces>>), Error> {
         let wanted = plan::template(plan)?;
         let fds = namespaces.as_deref().map(Namespaces::try_clone_fds).transpose()?.unwrap_or_default();
-        // Overlays are gone with the last sandbox, and a transaction's with its run.
-        if plan.mounts.iter().any(|mount| matches!(mount, Mount::Overlay { .. } | Mount::Transaction { .. }))
-        {
+        // Overlays and volumes are gone with the last sandbox, and a transaction's with its run.
+        let is_mounted_outside = |mount: &Mount| {
+            matches!(mount, Mount::Overlay { .. } | Mount::Transaction { .. } | Mount::Volume { .. })
+        };
+        if plan.mounts.iter().any(is_mounted_outside) {
             let template = Arc::new(Template::create(&self.init, &wanted, fds).await?);
             return Ok((template.start(group).await?, template, namespaces));
         }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use codelia_init::{OwnMount, STAGING_DIR, Template, TemplateMount};
-use codelia_policy::{Ids, Mount, Plan, SANDBOX_IDS};
+use codelia_policy::{Ids, Mount, Plan, SANDBOX_IDS, VolumeMode};
 use codelia_types::{Mode, NetworkMode, SessionId};
 
 use crate::{
@@ -130,6 +130,10 @@ impl Split {
             }
             Mount::Overlay { layer, .. } | Mount::Transaction { layer, .. } => {
                 TemplateMount::Bind { source: overlay::mount_point(layer), target, writable: true }
+            }
+            Mount::Volume { layer, mode, .. } => {
+                let writable = *mode != VolumeMode::ReadOnly;
+                TemplateMount::Bind { source: overlay::mount_point(layer), target, writable }
             }
             Mount::File { text, .. } => TemplateMount::File { target, text: text.clone() },
             Mount::Tmpfs { .. } | Mount::Proc | Mount::Dev | Mount::Symlink { .. } | Mount::Hidden { .. } => {

@@ -11,7 +11,7 @@ use codelia_init::{
     ExpectedEnvironment, ExpectedMount, ExpectedNamespace, FileIdentity, NAMESPACES, Rlimit, SecuritySetup,
     Setup,
 };
-use codelia_policy::{Limit, Mount, Plan, SANDBOX_IDS, Security};
+use codelia_policy::{Limit, Mount, Plan, SANDBOX_IDS, Security, VolumeMode};
 use codelia_sys::{Errno, proc_self, rlimit::Resource};
 use codelia_types::{Mode, NetworkMode};
 
@@ -137,6 +137,11 @@ fn expected_mount(mount: &Mount) -> Option<(PathBuf, ExpectedMount)> {
         // One tool copies the files.
         Mount::Runtime { path } => ExpectedMount { is_optional: !path.is_dir(), ..expected(false, None) },
         Mount::Overlay { .. } | Mount::Transaction { .. } => expected(true, Some("overlay")),
+        Mount::Volume { mode: VolumeMode::Copy, .. } => expected(true, Some("overlay")),
+        Mount::Volume { source, mode, .. } => ExpectedMount {
+            identity: directory_identity(source),
+            ..expected(*mode == VolumeMode::Exclusive, None)
+        },
         Mount::Tmpfs { .. } => expected(true, Some("tmpfs")),
         Mount::Proc => expected(true, Some("proc")),
         Mount::Dev => ExpectedMount { file_system: Some("tmpfs".to_owned()), ..ExpectedMount::default() },

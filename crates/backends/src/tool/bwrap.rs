@@ -2,7 +2,7 @@
 
 use std::{fs::File, io, ops::RangeInclusive, path::Path};
 
-use codelia_policy::{Mount, Plan, SANDBOX_IDS};
+use codelia_policy::{Mount, Plan, SANDBOX_IDS, VolumeMode};
 use codelia_types::{Mode, NetworkMode};
 
 use crate::{
@@ -137,6 +137,10 @@ impl Arguments<'_> {
             Mount::Runtime { path } => self.runtime(path, place)?,
             Mount::Overlay { layer, .. } | Mount::Transaction { layer, .. } => {
                 self.add(["--bind", utf8(&overlay::mount_point(layer))?, utf8(place)?]);
+            }
+            Mount::Volume { layer, mode, .. } => {
+                let option = if *mode == VolumeMode::ReadOnly { "--ro-bind" } else { "--bind" };
+                self.add([option, utf8(&overlay::mount_point(layer))?, utf8(place)?]);
             }
             Mount::Tmpfs { target, size_bytes } => {
                 self.add(["--perms", "1777", "--size", &size_bytes.to_string(), "--tmpfs", utf8(target)?]);

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{Ids, Mount, Plan, SANDBOX_IDS};
+use codelia_policy::{Ids, Mount, Plan, SANDBOX_IDS, VolumeMode};
 use codelia_sys::process;
 use codelia_types::{Mode, NetworkMode};
 
@@ -170,6 +170,9 @@ impl Config {
             Mount::Runtime { path } => self.bind(path, place, false),
             Mount::Overlay { layer, .. } | Mount::Transaction { layer, .. } => {
                 self.bind(&overlay::mount_point(layer), place, true)
+            }
+            Mount::Volume { layer, mode, .. } => {
+                self.bind(&overlay::mount_point(layer), place, *mode != VolumeMode::ReadOnly)
             }
             Mount::Tmpfs { target, size_bytes } => {
                 self.tmpfs(target, &format!("size={size_bytes},mode=1777"), true)

@@ -21,6 +21,7 @@ mod session;
 mod supervisor;
 mod tools;
 mod values;
+mod volume;
 
 use std::path::PathBuf;
 
@@ -48,6 +49,7 @@ pub(crate) use self::{
     session::{CreateSession, Session, SessionChange, UpdateSession},
     supervisor::Supervisor,
     tools::{ToolName, Tools},
+    volume::Volumes,
 };
 use crate::exit_status::FAILURE;
 
@@ -212,6 +214,9 @@ are several.")]
     /// Manage tools: which commands belong to one, its policy, approval and quarantine
     #[command(subcommand)]
     Tools(Tools),
+    /// Manage volumes: caches that sessions share
+    #[command(subcommand, visible_alias = "volumes")]
+    Volume(Volumes),
     /// List projects: names with a policy that sessions can be created under
     #[command(after_help = "\
 A project comes into being with its policy (`codelia policy import --scope project --name NAME`).

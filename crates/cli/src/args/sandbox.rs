@@ -3,9 +3,13 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
+use codelia_policy::VolumeMount;
 use codelia_types::{Mode, NetworkMode};
 
-use super::values::{bytes, cpu_millicores, duration, key_value, mebibytes};
+use super::{
+    values::{bytes, cpu_millicores, duration, key_value, mebibytes},
+    volume::volume_mount,
+};
 
 /// Network access, in addition to the policy file.
 #[derive(Debug, Default, Args)]
@@ -55,6 +59,10 @@ pub(crate) struct FilesystemArgs {
     /// Deny access to this path (repeatable)
     #[arg(long, value_name = "PATH", visible_alias = "blacklist")]
     pub(crate) deny: Vec<PathBuf>,
+    /// Mount this volume (`codelia volume create`), which outlives the session: ro reads it, rw writes to it
+    /// as the only session, copy drops the changes with the session (repeatable) [default: copy]
+    #[arg(long = "volume", value_name = "NAME:PATH[:MODE]", value_parser = volume_mount)]
+    pub(crate) volumes: Vec<VolumeMount>,
     /// Use the image of this profile in mode container, such as python
     #[arg(long, value_name = "NAME")]
     pub(crate) image_profile: Option<String>,

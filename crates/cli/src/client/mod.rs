@@ -12,7 +12,7 @@ use codelia_proto::v1::{
     flag_service_client::FlagServiceClient, info_service_client::InfoServiceClient,
     operator_service_client::OperatorServiceClient, policy_service_client::PolicyServiceClient,
     run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
-    tool_service_client::ToolServiceClient,
+    tool_service_client::ToolServiceClient, volume_service_client::VolumeServiceClient,
 };
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
@@ -154,6 +154,10 @@ impl Client {
 
     pub(crate) fn tools(&self) -> ToolServiceClient<Service> {
         ToolServiceClient::new(self.service.clone())
+    }
+
+    pub(crate) fn volumes(&self) -> VolumeServiceClient<Service> {
+        VolumeServiceClient::new(self.service.clone())
     }
 
     pub(crate) fn flags(&self) -> FlagServiceClient<Service> {

@@ -26,3 +26,4 @@ pub(crate) mod supervisor;
 pub(crate) mod tools;
 pub(crate) mod trace;
 pub(crate) mod up;
+pub(crate) mod volume;

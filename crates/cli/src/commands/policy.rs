@@ -130,6 +130,9 @@ fn apply_flags(policy: &mut Policy, flags: &args::FilesystemArgs) {
         list.get_or_insert_default().extend(added.iter().cloned());
     }
     filesystem.denied_paths.extend(flags.deny.iter().cloned());
+    if !flags.volumes.is_empty() {
+        filesystem.volumes.get_or_insert_default().extend(flags.volumes.iter().cloned());
+    }
     if flags.image_profile.is_some() {
         policy.container.profile.clone_from(&flags.image_profile);
     }

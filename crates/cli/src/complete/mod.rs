@@ -146,6 +146,7 @@ impl<'a> Line<'a> {
             ("flag", _) => Source::Flags,
             ("tool", _) => Source::Tools,
             ("profile", _) => Source::Profiles,
+            ("volume", _) => Source::Volumes,
             ("context", _) | ("name", "use" | "show" | "remove") => Source::Contexts,
             ("policy_file" | "policy" | "file", _) => return policy_files(current),
             _ => return Vec::new(),

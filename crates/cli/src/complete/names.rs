@@ -3,7 +3,7 @@
 use anyhow::Result;
 use codelia_proto::v1::{
     ApprovalFilter, FileKind, ListApprovalsRequest, ListFilesRequest, ListFlagsRequest, ListKeysRequest,
-    ListProfilesRequest, ListRunsRequest, ListSessionsRequest, ListTenantsRequest, ListToolsRequest,
+    ListProfilesRequest, ListRunsRequest, ListSessionsRequest, ListTenantsRequest, ListToolsRequest, ListVolumesRequest,
     ListWorkersRequest, SessionState,
 };
 
@@ -32,6 +32,7 @@ pub(super) enum Source {
     Flags,
     Tools,
     Profiles,
+    Volumes,
     Contexts,
 }
 
@@ -86,6 +87,11 @@ pub(super) async fn find(source: Source, current: &str, server: &[Flag]) -> Resu
             let profiles =
                 client.policies().list_profiles(ListProfilesRequest {}).await?.into_inner().profiles;
             Ok(profiles.into_iter().map(|profile| profile.name).collect())
+        }
+        Source::Volumes => {
+            let request = ListVolumesRequest { page_size: PAGE_SIZE, ..Default::default() };
+            let volumes = client.volumes().list_volumes(request).await?.into_inner().volumes;
+            Ok(volumes.into_iter().map(|volume| volume.volume_id).collect())
         }
         Source::Contexts => Ok(Vec::new()),
     }

@@ -69,7 +69,7 @@ pub struct OverlayRequest {
     pub overlays: Vec<Overlay>,
 }
 
-/// A host directory below a layer that takes all changes.
+/// A host directory that a session sees in another way than the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Overlay {
     /// The host directory.
@@ -78,9 +78,27 @@ pub struct Overlay {
     pub name: String,
     /// Paths below the source to hide, without symlinks in them.
     pub hidden: Vec<PathBuf>,
-    /// Whether the source is the session's workspace, and its changes are of one run: the files keep
-    /// their owners, and nothing is durable before the worker makes it so.
-    pub is_transaction: bool,
+    /// What the source is, and what becomes of changes.
+    pub kind: OverlayKind,
+}
+
+/// What the source of an overlay is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OverlayKind {
+    /// A directory of the host, whose files of root belong to the session's user inside. A layer takes all
+    /// changes.
+    Host,
+    /// The session's workspace, and the changes are of one run: the files keep their owners, and nothing
+    /// is durable before the worker makes it so.
+    Transaction,
+    /// A volume, whose files belong to the session's user inside.
+    Volume {
+        /// Their user and group on the disk. The same as the session's if the worker is not root.
+        owner: u32,
+        /// Whether a layer takes all changes. Else there is no layer.
+        is_copy: bool,
+    },
 }
 
 /// The directory of the mount points, in the directory of the layers.

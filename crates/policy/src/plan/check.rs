@@ -9,13 +9,16 @@ use super::{
     io::Direction,
     security::{DEFAULT_VIOLATION_LIMIT, violation_limit},
 };
-use crate::{EnvironmentMode, FilesystemMode, IsolationLevel, Limit, LimitsRequest, Policy};
+use crate::{
+    EnvironmentMode, FilesystemMode, FilesystemPolicy, IsolationLevel, Limit, LimitsRequest, Policy,
+};
 
 pub(super) const NETWORK: &str = "network";
 pub(super) const OVERLAY_PATHS: &str = "policy.filesystem.overlay_paths";
 pub(super) const READ_ONLY_PATHS: &str = "policy.filesystem.read_only_paths";
 const FILESYSTEM_MODE: &str = "policy.filesystem.mode";
 const LAYOUT: &str = "policy.layout";
+const VOLUMES: &str = "policy.filesystem.volumes";
 const TRANSACTION: &str = "transaction";
 const ISOLATION_LEVEL: &str = "policy.isolation_level";
 const READ_WRITE_PATHS: &str = "policy.filesystem.read_write_paths";
@@ -39,6 +42,7 @@ pub(super) fn check_logical(policy: &Policy) -> Result<(), PlanError> {
         (READ_ONLY_PATHS, has_paths(&files.read_only_paths)),
         (READ_WRITE_PATHS, has_paths(&files.read_write_paths)),
         (OVERLAY_PATHS, has_paths(&files.overlay_paths)),
+        (VOLUMES, !files.mounted_volumes().is_empty()),
         ("policy.filesystem.denied_paths", !files.denied_paths.is_empty()),
         (FILESYSTEM_MODE, files.mode.is_some()),
         (LAYOUT, !policy.layout.is_empty()),
@@ -86,6 +90,9 @@ pub(super) fn check_transaction(mode: Mode, policy: &Policy, host: Enforceable) 
         _ if !policy.layout.is_empty() => {
             refuse("leave out policy.layout, whose limits would not count changes that wait")
         }
+        _ if !files.mounted_volumes().is_empty() => {
+            refuse("leave out policy.filesystem.volumes, whose changes could not be dropped")
+        }
         _ if !host.overlays => refuse(
             "use a kernel that lets the worker mount overlays, with sessions on ext4, xfs or btrfs \
              (`codelia doctor`)",
@@ -116,6 +123,7 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
         (FILESYSTEM_MODE, files.mode != Some(FilesystemMode::Dynamic) || can_ask(mode, host)),
         (OVERLAY_PATHS, host.overlays || files.overlay_paths.as_ref().is_none_or(Vec::is_empty)),
         (LAYOUT, host.layouts || policy.layout.is_empty()),
+        (VOLUMES, files.mounted_volumes().is_empty() || can_mount_volumes(mode, files, host)),
         (CPUS, policy.resources.cpus.as_ref().is_none_or(|cpus| host.cpus && !cpus.is_empty())),
         (PROFILE, mode == Mode::Container || policy.container.profile.is_none()),
         (READ_WRITE_PATHS, files.below_writable().is_none()),
@@ -138,6 +146,11 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
 /// Landlock can leave out nothing.
 fn can_ask(mode: Mode, host: Enforceable) -> bool {
     host.asked_reads && host.violations && mode != Mode::Container
+}
+
+/// Whether volumes can be mounted. An engine cannot map the owners of their files.
+fn can_mount_volumes(mode: Mode, files: &FilesystemPolicy, host: Enforceable) -> bool {
+    host.overlays && mode != Mode::Container && files.volume_conflict().is_none()
 }
 
 /// Whether calls of a command can be logged: they come with the reports of blocked calls.
@@ -218,6 +231,10 @@ pub(super) fn remedy(field: &str, mode: Mode, watches: bool) -> Option<&'static 
         LAYOUT => Some(
             "use mode native, bwrap or nsjail, or run the worker as root, with a container runtime on the \
              host's kernel (runc)",
+        ),
+        VOLUMES => Some(
+            "use mode native, bwrap or nsjail, on a kernel that lets the worker mount overlays, with sessions on \
+             ext4, xfs or btrfs (`codelia doctor`), and no path of another list above or below a volume",
         ),
         LOG_SIGNALS | LOG_FILES => Some("use mode native, bwrap or nsjail"),
         READ_ONLY_PATHS if mode != Mode::Logical => Some(

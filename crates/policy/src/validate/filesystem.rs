@@ -2,12 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use codelia_types::VolumeName;
+
 use super::{PolicyError, fail, field::check_path};
 use crate::{FilesystemMode, FilesystemPolicy, PathTrie, WORKSPACE, mounts::overlay_name};
 
 pub(super) const READ_ONLY: &str = "filesystem.read_only_paths";
 pub(super) const READ_WRITE: &str = "filesystem.read_write_paths";
 pub(super) const OVERLAY: &str = "filesystem.overlay_paths";
+pub(super) const VOLUMES: &str = "filesystem.volumes";
 const DENIED: &str = "filesystem.denied_paths";
 
 /// The maximum length of a file name, in bytes.
@@ -16,6 +19,9 @@ const MAX_NAME: usize = 255;
 /// Paths that the sandbox itself provides. No policy mounts over, above or below them.
 const SANDBOX_PATHS: [&str; 8] =
     [WORKSPACE, "/proc", "/dev", "/sys", "/tmp", "/var/tmp", "/run", "/.codelia-init"];
+
+/// Where the runtime is. A volume has no place in it.
+const RUNTIME_PATHS: [&str; 8] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc"];
 
 impl FilesystemPolicy {
     pub(super) fn validate(&self) -> Result<(), PolicyError> {
@@ -43,7 +49,48 @@ impl FilesystemPolicy {
                 format!("is too long for an overlay: its encoded name exceeds {MAX_NAME} bytes"),
             );
         }
-        self.check_conflicts()
+        self.check_conflicts()?;
+        self.check_volumes()
+    }
+
+    fn check_volumes(&self) -> Result<(), PolicyError> {
+        for (at, volume) in self.mounted_volumes().iter().enumerate() {
+            if volume.name.parse::<VolumeName>().is_err() {
+                return fail(format!("{VOLUMES}[{at}].name"), "must be of [a-z0-9-], 1 to 63 characters");
+            }
+            let field = format!("{VOLUMES}[{at}].path");
+            check_mount_path(&field, &volume.path)?;
+            if let Some(own) = RUNTIME_PATHS.iter().find(|own| volume.path.starts_with(own)) {
+                return fail(
+                    field,
+                    format!("must not be in {own}, which shows the runtime; use /cache/NAME"),
+                );
+            }
+        }
+        match self.volume_conflict() {
+            Some((at, message)) => fail(format!("{VOLUMES}[{at}]"), message),
+            None => Ok(()),
+        }
+    }
+
+    /// The first volume that cannot be mounted because of another one or of a path list, and why.
+    pub(crate) fn volume_conflict(&self) -> Option<(usize, &'static str)> {
+        let volumes = self.mounted_volumes();
+        let overlap = |a: &Path, b: &Path| a.starts_with(b) || b.starts_with(a);
+        volumes.iter().enumerate().find_map(|(at, one)| {
+            let before = &volumes[..at];
+            if before.iter().any(|other| other.name == one.name) {
+                return Some((at, "names a volume again; mount each once"));
+            }
+            if before.iter().any(|other| overlap(&other.path, &one.path)) {
+                return Some((at, "is above or below another volume"));
+            }
+            let lists = self.lists();
+            let mut paths = lists.iter().flat_map(|(_, paths)| paths.iter());
+            paths
+                .any(|path| overlap(path, &one.path))
+                .then_some((at, "is above or below a path in another list of filesystem"))
+        })
     }
 
     /// The path lists with their fields: read-only, read-write, overlay, denied.

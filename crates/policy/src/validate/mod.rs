@@ -13,7 +13,7 @@ use codelia_types::{Mode, NetworkMode};
 
 pub(crate) use self::command::CommandRules;
 use self::{
-    filesystem::{OVERLAY, READ_ONLY, READ_WRITE},
+    filesystem::{OVERLAY, READ_ONLY, READ_WRITE, VOLUMES},
     layout::{DIRECTORIES, EXECUTABLE_PATHS},
 };
 use crate::{Ceilings, IsolationLevel, Limit, Policy, TooLarge, hosts};
@@ -90,6 +90,14 @@ impl Policy {
             return fail("container.profile", format!("must be {above:?}, which the policy above sets"));
         }
         let merged = upper.merge(self);
+        let granted = merged.filesystem.mounted_volumes();
+        let volumes = self.filesystem.mounted_volumes();
+        if let Some(at) = volumes.iter().position(|volume| !granted.contains(volume)) {
+            return fail(
+                format!("{VOLUMES}[{at}]"),
+                "is not allowed by the policy above; name volume, path and mode as it does, or leave it out",
+            );
+        }
         let pairs = [
             (READ_ONLY, &self.filesystem.read_only_paths, merged.filesystem.read_only_paths),
             (READ_WRITE, &self.filesystem.read_write_paths, merged.filesystem.read_write_paths),
@@ -227,6 +235,15 @@ mod tests {
             ),
             ("filesystem: {read_write_paths: [/opt], denied_paths: [/opt/a]}", "filesystem.denied_paths[0]"),
             ("filesystem: {read_write_paths: [/opt, /opt/a]}", "filesystem.read_write_paths[1]"),
+            ("filesystem: {volumes: [{name: A, path: /cache}]}", "filesystem.volumes[0].name"),
+            ("filesystem: {volumes: [{name: a, path: cache}]}", "filesystem.volumes[0].path"),
+            ("filesystem: {volumes: [{name: a, path: /cache/../etc}]}", "filesystem.volumes[0].path"),
+            ("filesystem: {volumes: [{name: a, path: /workspace/a}]}", "filesystem.volumes[0].path"),
+            ("filesystem: {volumes: [{name: a, path: /usr/local}]}", "filesystem.volumes[0].path"),
+            ("filesystem: {volumes: [{name: a, path: /}]}", "filesystem.volumes[0].path"),
+            ("filesystem: {volumes: [{name: a, path: /c}, {name: a, path: /d}]}", "filesystem.volumes[1]"),
+            ("filesystem: {volumes: [{name: a, path: /c}, {name: b, path: /c/d}]}", "filesystem.volumes[1]"),
+            ("filesystem: {volumes: [{name: a, path: /c}], denied_paths: [/c/d]}", "filesystem.volumes[0]"),
             ("filesystem: {root_path: /home}", "filesystem.root_path"),
             ("filesystem: {max_total_bytes: 0}", "filesystem.max_total_bytes"),
             ("filesystem: {max_inodes: 10000001}", "filesystem.max_inodes"),

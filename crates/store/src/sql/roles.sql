@@ -33,9 +33,12 @@ DECLARE
         'SELECT (tenant_id, version, policy) ON tenant_policies TO codelia_worker',
         'SELECT (tenant_id, scope, name, version, policy) ON scope_policies TO codelia_worker',
         'SELECT (tenant_id, id, version, quarantine_reason, approved_version) ON tools TO codelia_worker',
+        'SELECT ON volumes, volume_mounts TO codelia_worker',
+        -- A worker records where a volume is, its size and its use.
+        'UPDATE (root_id, used_at, used_bytes) ON volumes TO codelia_worker',
         -- The records of runs and what was refused or decided: neither output nor secrets nor keys.
         'SELECT ON events, audit, audit_checkpoints, ended_runs, approvals, flags, flag_revisions, tenant_policies, '
-            'scope_policies, policy_versions, tools '
+            'scope_policies, policy_versions, tools, volumes, volume_mounts '
             'TO codelia_auditor'
     ];
     found  record;

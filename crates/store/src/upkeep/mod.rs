@@ -255,6 +255,7 @@ enum Step {
     Settings,
     Flags,
     Policies,
+    Volumes,
 }
 
 /// Deletes old rows at an interval, and without a pause while there are more.
@@ -285,7 +286,8 @@ impl Purge {
                 Step::Workers => Step::Settings,
                 Step::Settings => Step::Flags,
                 Step::Flags => Step::Policies,
-                Step::Policies => {
+                Step::Policies => Step::Volumes,
+                Step::Volumes => {
                     *self = Self { step: Step::Runs, done_at: Some(Instant::now()) };
                     return Ok(false);
                 }
@@ -309,6 +311,7 @@ impl Purge {
             Step::Settings => store.settings_purge_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
             Step::Flags => store.flag_purge(keep.audit).await.map(is_full),
             Step::Policies => store.scope_policy_purge(keep.audit, MAX_PURGED_ROWS).await.map(is_full),
+            Step::Volumes => store.volume_purge_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
         }
     }
 }

@@ -56,7 +56,7 @@ impl TrustStore {
     pub(crate) fn add_to(&self, plan: &mut Plan) -> Result<(), OpenedPath> {
         let target = Path::new(SYSTEM_BUNDLE);
         let is_opened = |mount: &Mount| match mount {
-            Mount::Bind { .. } | Mount::Overlay { .. } | Mount::Transaction { .. } => {
+            Mount::Bind { .. } | Mount::Overlay { .. } | Mount::Transaction { .. } | Mount::Volume { .. } => {
                 target.starts_with(mount.target())
             }
             _ => false,

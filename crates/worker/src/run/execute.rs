@@ -27,6 +27,7 @@ use crate::{
         registry::RunRegistry,
         retry::{LeaseLost, retry_until_fenced},
         stdio::{self, Ends},
+        volumes::WrittenVolume,
     },
     sandbox::{
         backends::{
@@ -88,7 +89,7 @@ impl From<LeaseLost> for NoResult {
 
 /// Why a command was not started.
 #[derive(Debug)]
-enum NotStarted {
+pub(super) enum NotStarted {
     /// It can have no sandbox.
     Denied(Denial),
     /// The run was canceled; the receipt of the sandbox that was prepared for it.
@@ -121,6 +122,8 @@ pub(super) struct StartedCommand {
     pub(super) reads: Option<DecidedReads>,
     /// Watches the files of its session.
     pub(super) disk: WatchedRun,
+    /// The volumes that it may write to.
+    pub(super) volumes: Vec<WrittenVolume>,
 }
 
 /// A sandbox for a run.
@@ -158,7 +161,9 @@ impl Executor {
             return Err(NotStarted::Denied(refusal.into()));
         }
         self.check_permitted(run).await?;
+        let volumes = self.volumes(run).await?;
         let (plan, permit) = self.plan(run).await?;
+        let plan = plan.with_volumes(&volumes.directories);
         self.record_shared_paths(&plan).await?;
         let disk = self.watch_disk(run, &plan).await?;
         let command = self.command(run)?;
@@ -197,7 +202,8 @@ impl Executor {
         let started = Started { setup_time: setup_time + waited, prepared, unenforced, watched };
         trace::step("launch", setup_time);
         metrics().setup(plan.mode.as_str(), prepared, started.setup_time);
-        Ok(StartedCommand { running, stdio, started, network, reads, disk })
+        let volumes = volumes.written;
+        Ok(StartedCommand { running, stdio, started, network, reads, disk, volumes })
     }
 
     /// Whether the run's command may start now: the lease is live and the session held. A run that

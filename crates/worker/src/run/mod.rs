@@ -22,3 +22,4 @@ pub(crate) mod streams;
 pub(crate) mod supervise;
 mod transaction;
 pub(crate) mod violations;
+mod volumes;

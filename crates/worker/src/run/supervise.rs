@@ -3,7 +3,7 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use codelia_backends::{IsolationCheck, Running};
-use codelia_policy::{EscapeOptions, Limit};
+use codelia_policy::{EscapeOptions, VOLUME_BYTES};
 use codelia_telemetry::{Step, metrics, task, trace};
 use codelia_types::{LostReason, NearLimit, Outcome, Usage, Violation};
 use tokio::{
@@ -11,6 +11,7 @@ use tokio::{
     task::{JoinHandle, spawn_blocking},
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     disk::WatchedRun,
@@ -27,6 +28,7 @@ use crate::{
         retry::LeaseLost,
         stdio::Terminal,
         streams::Streams,
+        volumes::VolumeWatch,
     },
 };
 
@@ -71,7 +73,7 @@ impl Executor {
         inputs: InputReceivers,
         command: StartedCommand,
     ) -> Result<Report, LeaseLost> {
-        let StartedCommand { mut running, stdio, started, network, reads, disk } = command;
+        let StartedCommand { mut running, stdio, started, network, reads, disk, volumes } = command;
         let started_at = Instant::now();
         run.sandbox.get_or_init(|| running.remote());
         run.meter.get_or_init(|| Meter { started_at, reader: running.usage_reader() });
@@ -84,13 +86,20 @@ impl Executor {
 
         let workspace = self.root.session(run.assigned.session);
         let directories = DirectoryLimits::watch(workspace, &run.assigned.spec.policy);
-        let mut reports =
-            Reports { control: inputs.control, near_limits: running.near_limits(), directories };
+        let volume_watch = VolumeWatch::start(&volumes);
+        let volume_full = volume_watch.exceeded.clone();
+        let mut reports = Reports {
+            control: inputs.control,
+            near_limits: running.near_limits(),
+            directories,
+            volume_full,
+        };
         let waiting = wait(run, running.as_mut(), &self.lease, &mut reports, stdio.terminal.as_ref());
         let waiting = until_full(waiting, &disk);
         let end = then_after(SPARE_DELAY, waiting, || self.spares.refill(run.assigned.session)).await;
         let ended = self.stop(run, running.as_mut(), end).await;
         isolation.inspect(JoinHandle::abort);
+        drop(volume_watch);
         reports.pass_last_near_limits(run);
         metrics().step(Step::Execute, started_at.elapsed());
         let ended_at = Instant::now();
@@ -114,6 +123,7 @@ impl Executor {
         }
         trace::step("clean up", ended_at.elapsed());
         let (outcome, mut usage) = ended?;
+        let outcome = self.measure_volumes(&volumes, outcome).await;
         let deadline = started_at + run.assigned.spec.timeout();
         let followed = run.fence.run_until_cancelled(timeout_at(deadline, run.output.followed()));
         // A canceled run, one without a lease, or one whose worker shuts down waits for no one.
@@ -184,6 +194,8 @@ struct Reports {
     control: mpsc::Receiver<Control>,
     near_limits: Option<mpsc::Receiver<NearLimit>>,
     directories: DirectoryLimits,
+    /// Canceled when a volume of the command is too large.
+    volume_full: CancellationToken,
 }
 
 impl Reports {
@@ -230,6 +242,7 @@ async fn wait(
                 return End::Exceeded(Outcome::Limit(DISK_BYTES.to_owned()));
             }
             () = sleep_until(deadline) => return End::Forced(Outcome::TimedOut),
+            () = reports.volume_full.cancelled() => return End::Exceeded(Outcome::Limit(VOLUME_BYTES.to_owned())),
             () = sleep_until(run.owner_deadline), if run.awaits_owner() => {
                 // The caller may have attached since this wait began.
                 if run.awaits_owner() {

@@ -33,6 +33,10 @@ impl SpareMaker {
             return;
         }
         let Some((tenant, spec)) = self.sessions.default_run_spec(session) else { return };
+        // Each run looks its volumes up.
+        if !spec.policy.filesystem.mounted_volumes().is_empty() {
+            return;
+        }
         let Some(ids) = self.sessions.ids(session) else { return };
         let target = PlanTarget { sandbox: RunId::generate(), session, root: self.root.session(session) };
         if !spec.policy.is_large() {

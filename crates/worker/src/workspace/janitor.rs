@@ -1,7 +1,7 @@
 //! The janitor: removes the directories of ended sessions on this worker's root. Idempotent: each
 //! sweep reads the store again.
 
-use std::{future::ready, pin::pin, sync::Arc, time::Instant};
+use std::{future::ready, io, pin::pin, sync::Arc, time::Instant};
 
 use codelia_store::{Error, Store};
 use codelia_sys::memory;
@@ -90,6 +90,28 @@ impl Janitor {
             }
         }
         self.drop_unheld().await
+    }
+
+    /// Removes the directories of volumes that were deleted, or that are on another root by now.
+    pub(crate) async fn remove_volumes(&self) -> Result<(), Error> {
+        if !self.lease.is_live() {
+            return Ok(());
+        }
+        let dirs = self.root.volumes();
+        let found = spawn_blocking(move || dirs.list()).await.map_err(io::Error::from).flatten();
+        let found =
+            found.inspect_err(|error| tracing::error!(%error, "cannot list volumes")).unwrap_or_default();
+        for ids in found.chunks(ORPHANS_PER_QUERY) {
+            for id in self.store.volume_list_orphans(self.root.id, ids).await? {
+                let dirs = self.root.volumes();
+                let removed = spawn_blocking(move || dirs.remove(id)).await;
+                match removed.map_err(io::Error::from).flatten() {
+                    Ok(bytes) => tracing::info!(volume = %id, bytes, "volume directory removed"),
+                    Err(error) => tracing::error!(volume = %id, %error, "cannot remove a volume, retrying"),
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Drops held changes of sessions that nobody holds, when they waited too long: taking a session does.

@@ -7,3 +7,4 @@ pub(crate) mod transaction;
 pub(crate) mod trash;
 pub(crate) mod uid_range;
 pub(crate) mod user_ids;
+pub(crate) mod volumes;

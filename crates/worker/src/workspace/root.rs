@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::{
     UidRange,
     disk::Quota,
-    workspace::{transaction::Transaction, trash, user_ids::SessionUsers},
+    workspace::{transaction::Transaction, trash, user_ids::SessionUsers, volumes::VolumeDirs},
 };
 
 /// A step on the session root that failed.
@@ -62,6 +62,7 @@ impl SessionRoot {
         let root = Self { id, path, users, quota: None };
         create_private(&root.sessions())?;
         create_private(&root.trash())?;
+        create_private(&root.path.join("volumes"))?;
         if root.users.are_separate() {
             // A session's user must be able to traverse to its directory but list nothing above it.
             set_mode(&root.path, 0o711)?;
@@ -270,6 +271,11 @@ impl SessionRoot {
 
     fn sessions(&self) -> PathBuf {
         self.path.join("sessions")
+    }
+
+    /// The directories of volumes.
+    pub(crate) fn volumes(&self) -> VolumeDirs {
+        VolumeDirs::new(&self.path, self.trash(), self.users.are_separate())
     }
 
     /// Where directories are moved to be removed. Only the worker can reach it.

@@ -1,0 +1,147 @@
+//! `VolumeService`: creates, shows and deletes volumes of the caller's tenant. The auth layer requires the
+//! scope.
+
+mod mount;
+
+use std::{sync::Arc, time::Duration};
+
+use codelia_proto::{
+    duration_to_proto, timestamp_to_proto,
+    v1::{self, volume_service_server::VolumeService},
+};
+use codelia_store::{Caller, MAX_VOLUMES_BYTES, NewVolume, Volume};
+use codelia_types::VolumeName;
+use tonic::{Request, Response, Status};
+
+pub(crate) use self::mount::{mount, within_session};
+use crate::{auth, context::Context, paging::Page, resource_name, status::ApiError, validate};
+
+const DEFAULT_BYTES: i64 = 5 << 30;
+const MIN_BYTES: i64 = 1 << 20;
+const DEFAULT_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
+const MIN_TTL: Duration = Duration::from_secs(60);
+const MAX_TTL: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Volumes {
+    pub(crate) context: Arc<Context>,
+}
+
+impl Volumes {
+    async fn create(&self, caller: &Caller, wire: v1::CreateVolumeRequest) -> Result<v1::Volume, ApiError> {
+        let name: VolumeName = wire
+            .volume_id
+            .parse()
+            .map_err(|_| ApiError::invalid("volume_id", "must be of [a-z0-9-], 1 to 63 characters"))?;
+        let project = validate::project("project", wire.project)?;
+        let new = NewVolume {
+            tenant: &caller.tenant,
+            name: &name,
+            project: project.as_deref(),
+            max_bytes: max_bytes(wire.max_bytes)?,
+            ttl: ttl(wire.ttl)?,
+            key: caller.key,
+        };
+        let created = self.context.store.volume_create(new).await?;
+        created.map(|volume| to_proto(&volume)).map_err(|why| ApiError::volume_not_created(&name, why))
+    }
+
+    async fn get(&self, caller: &Caller, name: &str) -> Result<v1::Volume, ApiError> {
+        let name = resource_name::volume("name", name)?;
+        let volume = self.context.store.volume_get(&caller.tenant, &name).await?;
+        volume.map(|volume| to_proto(&volume)).ok_or_else(|| ApiError::not_found("volume", name))
+    }
+
+    async fn list(
+        &self,
+        caller: &Caller,
+        wire: v1::ListVolumesRequest,
+    ) -> Result<v1::ListVolumesResponse, ApiError> {
+        let mut page = Page::<VolumeName, _>::parse(&caller.tenant, &wire)?;
+        while let Some(limit) = page.batch() {
+            self.context.list_turn(caller).await?;
+            let rows = self.context.store.volume_list(&caller.tenant, page.after.as_ref(), limit).await?;
+            page.add(rows, |volume| (volume.name.clone(), to_proto(&volume)));
+        }
+        let (volumes, next_page_token) = page.finish();
+        Ok(v1::ListVolumesResponse { volumes, next_page_token })
+    }
+
+    async fn delete(&self, caller: &Caller, name: &str) -> Result<(), ApiError> {
+        let name = resource_name::volume("name", name)?;
+        let deleted = self.context.store.volume_delete(&caller.tenant, &name, caller.key).await?;
+        deleted.map_err(|why| ApiError::volume_not_deleted(&name, why))
+    }
+}
+
+fn max_bytes(wire: Option<i64>) -> Result<i64, ApiError> {
+    match wire {
+        None => Ok(DEFAULT_BYTES),
+        Some(bytes) if (MIN_BYTES..=MAX_VOLUMES_BYTES).contains(&bytes) => Ok(bytes),
+        Some(_) => Err(ApiError::invalid(
+            "max_bytes",
+            format!("must be from {MIN_BYTES} (1 MiB) to {MAX_VOLUMES_BYTES} (20 GiB)"),
+        )),
+    }
+}
+
+fn ttl(wire: Option<prost_types::Duration>) -> Result<Duration, ApiError> {
+    match validate::ttl("ttl", wire, MAX_TTL)? {
+        Some(ttl) if ttl < MIN_TTL => Err(ApiError::invalid("ttl", "must be at least 1 minute")),
+        ttl => Ok(ttl.unwrap_or(DEFAULT_TTL)),
+    }
+}
+
+fn to_proto(volume: &Volume) -> v1::Volume {
+    v1::Volume {
+        name: format!("volumes/{}", volume.name),
+        volume_id: volume.name.to_string(),
+        project: volume.project.clone().unwrap_or_default(),
+        max_bytes: volume.max_bytes,
+        ttl: Some(duration_to_proto(volume.ttl)),
+        create_time: Some(timestamp_to_proto(volume.created_at)),
+        use_time: Some(timestamp_to_proto(volume.used_at)),
+        used_bytes: volume.used_bytes,
+        sessions: volume.sessions,
+        key_id: volume.key.to_string(),
+    }
+}
+
+#[tonic::async_trait]
+impl VolumeService for Volumes {
+    async fn create_volume(
+        &self,
+        request: Request<v1::CreateVolumeRequest>,
+    ) -> Result<Response<v1::CreateVolumeResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let volume = self.create(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::CreateVolumeResponse { volume: Some(volume) }))
+    }
+
+    async fn get_volume(
+        &self,
+        request: Request<v1::GetVolumeRequest>,
+    ) -> Result<Response<v1::GetVolumeResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let volume = self.get(&caller, &request.get_ref().name).await?;
+        Ok(Response::new(v1::GetVolumeResponse { volume: Some(volume) }))
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<v1::ListVolumesRequest>,
+    ) -> Result<Response<v1::ListVolumesResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.list(&caller, request.into_inner()).await?))
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<v1::DeleteVolumeRequest>,
+    ) -> Result<Response<v1::DeleteVolumeResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        self.delete(&caller, &request.get_ref().name).await?;
+        Ok(Response::new(v1::DeleteVolumeResponse {}))
+    }
+}

@@ -1,0 +1,156 @@
+//! The volumes of a run: finds their directories, watches their size while the command may write, and
+//! measures them when it has ended.
+
+use std::{collections::BTreeMap, io, path::PathBuf, time::Duration};
+
+use codelia_policy::{VOLUME_BYTES, VolumeMode};
+use codelia_store::MountedVolume;
+use codelia_telemetry::task;
+use codelia_types::{Outcome, Reason, Refusal, VolumeId};
+use tokio::{
+    task::{JoinHandle, spawn_blocking},
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    active::ActiveRun,
+    execute::{Executor, NotStarted},
+    retry::retry_until_fenced,
+};
+use crate::{
+    run::execute::NoResult,
+    sandbox::backends::{Denial, failed},
+    workspace::volumes,
+};
+
+/// Between two looks at the size of a volume. A look that takes longer than a tenth of it delays the next.
+const INTERVAL: Duration = Duration::from_secs(1);
+const REST_FACTOR: u32 = 10;
+
+/// The volumes of a run.
+#[derive(Debug, Default)]
+pub(super) struct RunVolumes {
+    /// Their directories, by name.
+    pub(super) directories: BTreeMap<String, PathBuf>,
+    /// Those that the command may write to.
+    pub(super) written: Vec<WrittenVolume>,
+}
+
+/// A volume that a command may write to.
+#[derive(Debug, Clone)]
+pub(super) struct WrittenVolume {
+    id: VolumeId,
+    directory: PathBuf,
+    /// Its maximum, or what it had before if that was more, so that a command can remove files.
+    max_bytes: u64,
+}
+
+/// Watches the size of volumes until it is dropped.
+#[derive(Debug)]
+pub(super) struct VolumeWatch {
+    /// Canceled when a volume is too large.
+    pub(super) exceeded: CancellationToken,
+    watching: Option<JoinHandle<()>>,
+}
+
+impl Drop for VolumeWatch {
+    fn drop(&mut self) {
+        self.watching.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl VolumeWatch {
+    pub(super) fn start(volumes: &[WrittenVolume]) -> Self {
+        let exceeded = CancellationToken::new();
+        let watching = (!volumes.is_empty()).then(|| {
+            let (volumes, exceeded) = (volumes.to_vec(), exceeded.clone());
+            task::background("volume sizes", async move { watch(&volumes, &exceeded).await })
+        });
+        Self { exceeded, watching }
+    }
+}
+
+async fn watch(volumes: &[WrittenVolume], exceeded: &CancellationToken) {
+    loop {
+        let began = Instant::now();
+        for volume in volumes {
+            if measure(volume).await.is_some_and(|bytes| bytes > volume.max_bytes) {
+                exceeded.cancel();
+                return;
+            }
+        }
+        sleep(INTERVAL.max(began.elapsed() * REST_FACTOR)).await;
+    }
+}
+
+/// The size of a volume. `None` if it cannot be read.
+async fn measure(volume: &WrittenVolume) -> Option<u64> {
+    let directory = volume.directory.clone();
+    let measured = spawn_blocking(move || volumes::measure(&directory)).await;
+    let measured = measured.map_err(io::Error::from).flatten();
+    measured.inspect_err(|error| tracing::warn!(volume = %volume.id, %error, "cannot measure a volume")).ok()
+}
+
+impl Executor {
+    /// The volumes of a run, with their directories made. All that its policy names must be there.
+    pub(super) async fn volumes(&self, run: &ActiveRun) -> Result<RunVolumes, NotStarted> {
+        let wanted = run.assigned.spec.policy.filesystem.mounted_volumes();
+        let mut found = RunVolumes::default();
+        if wanted.is_empty() {
+            return Ok(found);
+        }
+        let (session, root) = (run.assigned.session, self.root.id);
+        let used = retry_until_fenced("use volumes", run, || self.store.volume_use(session, root));
+        let used = used.await.map_err(NoResult::from)?;
+        for one in wanted {
+            let Some(mounted) = used.iter().find(|mounted| mounted.name == one.name) else {
+                return Err(unavailable(&one.name).into());
+            };
+            // A writer has the volume for itself: the session must have it, not only the run.
+            if one.mode == VolumeMode::Exclusive && !mounted.is_writer {
+                return Err(unavailable(&one.name).into());
+            }
+            let directory = self.volume_directory(mounted).await?;
+            if one.mode == VolumeMode::Exclusive {
+                let max_bytes = mounted.max_bytes.max(mounted.used_bytes);
+                let directory = directory.clone();
+                found.written.push(WrittenVolume { id: mounted.id, directory, max_bytes });
+            }
+            found.directories.insert(one.name.clone(), directory);
+        }
+        Ok(found)
+    }
+
+    async fn volume_directory(&self, volume: &MountedVolume) -> Result<PathBuf, Denial> {
+        let (dirs, id) = (self.root.volumes(), volume.id);
+        let created = spawn_blocking(move || dirs.create(id)).await;
+        created.map_err(io::Error::from).flatten().map_err(|error| failed(&error).into())
+    }
+
+    /// Records the sizes of volumes that a command could write to. Returns the outcome, which is the limit if
+    /// one is too large.
+    pub(super) async fn measure_volumes(&self, written: &[WrittenVolume], outcome: Outcome) -> Outcome {
+        let mut outcome = outcome;
+        for volume in written {
+            let Some(bytes) = measure(volume).await else { continue };
+            if bytes > volume.max_bytes {
+                outcome = Outcome::Limit(VOLUME_BYTES.to_owned());
+            }
+            // The next run records it.
+            if let Err(error) = self.store.volume_measured(volume.id, self.root.id, bytes).await {
+                tracing::warn!(volume = %volume.id, %error, "cannot record the size of a volume");
+            }
+        }
+        outcome
+    }
+}
+
+fn unavailable(name: &str) -> Denial {
+    let message = format!(
+        "policy.filesystem.volumes: volume {name:?} is not mounted by the session, or is on the disk of another \
+         worker; create another session"
+    );
+    let refusal = Refusal { reason: Reason::VolumeUnavailable, message };
+    Denial { refusal, field: Some("policy.filesystem.volumes") }
+}

@@ -1,0 +1,216 @@
+//! The directories of volumes, `volumes/ID/data`, next to those of sessions. Only the worker can reach them;
+//! a session's sandboxes mount them.
+//!
+//! What is in them is hostile. Names are opened one at a time and no link is followed.
+
+use std::{
+    collections::HashSet,
+    fs::{self, DirBuilder, Permissions},
+    io::{self, ErrorKind},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::{DirBuilderExt, PermissionsExt, lchown},
+    },
+    path::{Path, PathBuf},
+};
+
+use codelia_policy::VOLUME_OWNER;
+use codelia_types::VolumeId;
+use rustix::{
+    ffi::CStr,
+    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, openat, statat},
+    io::Errno,
+};
+use uuid::Uuid;
+
+use super::trash;
+
+/// Entries of a volume that are counted. One with more has its maximum size.
+const MAX_ENTRIES: u64 = 1_000_000;
+/// Levels of directories that are entered. Each takes a descriptor.
+const MAX_DEPTH: usize = 200;
+/// The unit of `st_blocks`.
+const BLOCK: u64 = 512;
+
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// The directories of volumes on a root.
+#[derive(Debug, Clone)]
+pub(crate) struct VolumeDirs {
+    path: PathBuf,
+    trash: PathBuf,
+    /// Whether each session has a user of its own.
+    are_users_separate: bool,
+}
+
+impl VolumeDirs {
+    pub(super) fn new(root: &Path, trash: PathBuf, are_users_separate: bool) -> Self {
+        Self { path: root.join("volumes"), trash, are_users_separate }
+    }
+
+    /// Creates what is missing of a volume's directory, and returns it.
+    pub(crate) fn create(&self, id: VolumeId) -> io::Result<PathBuf> {
+        let parent = self.path.join(id.to_string());
+        DirBuilder::new().recursive(true).mode(0o700).create(&parent)?;
+        let data = parent.join("data");
+        if data.is_dir() {
+            return Ok(data);
+        }
+        // Complete before it has its name: another worker on this root may use it.
+        let new = parent.join(format!("data.{}", Uuid::new_v4()));
+        DirBuilder::new().mode(0o700).create(&new)?;
+        if self.are_users_separate {
+            lchown(&new, Some(VOLUME_OWNER), Some(VOLUME_OWNER))?;
+        }
+        fs::set_permissions(&new, Permissions::from_mode(0o755))?;
+        match fs::rename(&new, &data) {
+            Ok(()) => Ok(data),
+            // Another worker was first, and a run has written to it.
+            Err(_) if data.is_dir() => fs::remove_dir(&new).map(|()| data),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The volumes that have a directory here.
+    pub(crate) fn list(&self) -> io::Result<Vec<VolumeId>> {
+        let entries = match fs::read_dir(&self.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let mut ids = Vec::new();
+        for entry in entries {
+            ids.extend(entry?.file_name().to_str().and_then(|name| name.parse::<VolumeId>().ok()));
+        }
+        Ok(ids)
+    }
+
+    /// Removes the directory of a volume. What a crash leaves is in the trash.
+    pub(crate) fn remove(&self, id: VolumeId) -> io::Result<u64> {
+        let name = format!("volume-{}", Uuid::new_v4());
+        match fs::rename(self.path.join(id.to_string()), self.trash.join(&name)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+            renamed => renamed?,
+        }
+        trash::remove(&self.trash, Path::new(&name))
+    }
+}
+
+/// The space that the files below a directory take, in bytes. Files with several names count once. Commands
+/// may change the directory meanwhile.
+pub(crate) fn measure(directory: &Path) -> io::Result<u64> {
+    let mut measure = Measure { bytes: 0, entries: 0, linked: HashSet::new() };
+    let top = openat(CWD, directory, DIRECTORY, Mode::empty())?;
+    measure.directory(&top, 0)?;
+    Ok(if measure.entries > MAX_ENTRIES { u64::MAX } else { measure.bytes })
+}
+
+struct Measure {
+    bytes: u64,
+    entries: u64,
+    /// Files with several names.
+    linked: HashSet<(u64, u64)>,
+}
+
+impl Measure {
+    fn directory(&mut self, directory: &OwnedFd, depth: usize) -> io::Result<()> {
+        if depth > MAX_DEPTH {
+            self.entries = u64::MAX;
+            return Ok(());
+        }
+        for entry in Dir::read_from(directory)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            self.entries = self.entries.saturating_add(1);
+            if self.entries > MAX_ENTRIES {
+                return Ok(());
+            }
+            let status = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => continue,
+                status => status?,
+            };
+            self.add(&status);
+            if FileType::from_raw_mode(status.st_mode) == FileType::Directory
+                && let Some(below) = open(directory, name)?
+            {
+                self.directory(&below, depth + 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, status: &Stat) {
+        let is_directory = FileType::from_raw_mode(status.st_mode) == FileType::Directory;
+        if is_directory || status.st_nlink < 2 || self.linked.insert((status.st_dev, status.st_ino)) {
+            self.bytes = self.bytes.saturating_add(status.st_blocks.unsigned_abs().saturating_mul(BLOCK));
+        }
+    }
+}
+
+/// Opens a directory, or returns `None` if it is gone or not one any more.
+fn open(parent: &OwnedFd, name: &CStr) -> io::Result<Option<OwnedFd>> {
+    match openat(parent, name, DIRECTORY, Mode::empty()) {
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+        // Its owner closed it, which is also the worker's user. What is in it counts too.
+        Err(Errno::ACCESS) => {
+            let path =
+                openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+            let path = format!("/proc/self/fd/{}", path.as_raw_fd());
+            fs::set_permissions(path, Permissions::from_mode(0o700))?;
+            Ok(Some(openat(parent, name, DIRECTORY, Mode::empty())?))
+        }
+        opened => Ok(Some(opened?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn dirs(root: &Path) -> VolumeDirs {
+        let trash = root.join("trash");
+        fs::create_dir_all(&trash).unwrap();
+        VolumeDirs::new(root, trash, false)
+    }
+
+    #[test]
+    fn removal_leaves_nothing_and_follows_no_link() {
+        let temp = tempfile::tempdir().unwrap();
+        let dirs = dirs(temp.path());
+        fs::write(temp.path().join("kept"), "kept").unwrap();
+        let id = VolumeId::generate();
+        let data = dirs.create(id).unwrap();
+        assert_eq!(dirs.create(id).unwrap(), data, "it stays");
+        symlink(temp.path(), data.join("link")).unwrap();
+        fs::create_dir(data.join("closed")).unwrap();
+        fs::set_permissions(data.join("closed"), Permissions::from_mode(0)).unwrap();
+        assert_eq!(dirs.list().unwrap(), [id]);
+        dirs.remove(id).unwrap();
+        assert_eq!(dirs.remove(id).unwrap(), 0, "a second removal is not an error");
+        assert!(dirs.list().unwrap().is_empty());
+        assert_eq!(fs::read_dir(temp.path().join("trash")).unwrap().count(), 0);
+        assert_eq!(fs::read_to_string(temp.path().join("kept")).unwrap(), "kept");
+    }
+
+    #[test]
+    fn size_counts_blocks_once_and_stays_inside() {
+        let temp = tempfile::tempdir().unwrap();
+        let dirs = dirs(temp.path());
+        fs::write(temp.path().join("outside"), vec![1; 8 << 20]).unwrap();
+        let data = dirs.create(VolumeId::generate()).unwrap();
+        let before = measure(&data).unwrap();
+        fs::create_dir(data.join("closed")).unwrap();
+        fs::write(data.join("closed/file"), vec![1; 2 << 20]).unwrap();
+        fs::hard_link(data.join("closed/file"), data.join("again")).unwrap();
+        fs::set_permissions(data.join("closed"), Permissions::from_mode(0)).unwrap();
+        symlink(temp.path(), data.join("link")).unwrap();
+        fs::File::create(data.join("sparse")).unwrap().set_len(1 << 40).unwrap();
+        let grown = measure(&data).unwrap() - before;
+        assert!((2 << 20..3 << 20).contains(&grown), "{grown}");
+    }
+}
