@@ -26,8 +26,8 @@ const GROUPS: [(&str, &[&str]); 5] = [
     (
         "Sessions and files",
         &[
-            "session", "cp", "cat", "ls", "rm", "mkdir", "mv", "export", "import", "volume", "policy",
-            "projects", "profiles",
+            "session", "cp", "cat", "ls", "rm", "mkdir", "mv", "export", "import", "watch", "volume",
+            "policy", "projects", "profiles",
         ],
     ),
     ("This machine", &["up", "down", "doctor", "api", "worker", "migrate"]),
