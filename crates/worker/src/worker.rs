@@ -11,6 +11,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     Options,
+    disk::Disk,
     egress::Egress,
     files::{FileService, Workspaces},
     lease::{
@@ -66,6 +67,7 @@ pub(crate) struct Worker {
     pub(crate) wakeups: Arc<Wakeups>,
     pub(crate) egress: Arc<Egress>,
     pub(crate) flags: Arc<FlagTally>,
+    pub(crate) disk: Arc<Disk>,
 }
 
 /// State that most parts share.
@@ -83,6 +85,7 @@ struct Shared {
     egress: Arc<Egress>,
     /// What happens under mode flags.
     flags: Arc<FlagTally>,
+    disk: Arc<Disk>,
 }
 
 impl Worker {
@@ -124,6 +127,7 @@ impl Worker {
             wakeups: shared.wakeups,
             egress: shared.egress,
             flags: shared.flags,
+            disk: shared.disk,
         })
     }
 
@@ -146,6 +150,7 @@ impl Worker {
             root: self.root.clone(),
             lease: self.lease.clone(),
             call_timeout: self.file_call_timeout,
+            disk: self.disk.clone(),
         };
         FileService::new(workspaces, self.janitor.decider.clone())
     }
@@ -161,10 +166,11 @@ impl Shared {
         let receipts = Arc::<Receipts>::default();
         let spares = SparePool::new(max_spares(options), receipts.clone());
         let egress = Egress::new(options, store.clone());
+        let disk = Arc::new(Disk::new(root.path(), root.quota()));
         Self {
             store,
             lease: LeaseHandle::new(options.id.clone(), WorkerLease::none()),
-            sessions: Arc::new(Sessions::new(spares)),
+            sessions: Arc::new(Sessions::new(spares, disk.clone())),
             runs: Arc::new(RunRegistry::new()),
             slots: Arc::new(SlotQueue::new(options.slots, MAX_WAITING)),
             root: Arc::new(root),
@@ -174,6 +180,7 @@ impl Shared {
             wakeups: Arc::default(),
             egress,
             flags: Arc::default(),
+            disk,
         }
     }
 
@@ -201,6 +208,7 @@ impl Shared {
             wakeups: self.wakeups.clone(),
             egress: self.egress.clone(),
             flags: self.flags.clone(),
+            disk: self.disk.clone(),
             kill_grace: options.kill_grace,
             read_timeout: options.read_timeout,
             escape: options.escape,
@@ -230,6 +238,7 @@ impl Shared {
             spares,
             drain: self.drain.clone(),
             wakeups: self.wakeups.clone(),
+            disk: self.disk.clone(),
         })
     }
 
