@@ -58,7 +58,7 @@ pub(crate) async fn is_usable(cluster: &Cluster, mode: &str) -> Result<bool> {
 }
 
 /// Returns the report of `codelia doctor` with these settings.
-async fn diagnosis(cluster: &Cluster, settings: &[(&str, &str)]) -> Result<Value> {
+pub(crate) async fn diagnosis(cluster: &Cluster, settings: &[(&str, &str)]) -> Result<Value> {
     let mut doctor = cluster.command("doctor", "diagnosis")?;
     doctor.arg("--json").envs(settings.iter().copied());
     Ok(serde_json::from_str(&Process::finish(doctor, b"").await?.stdout)?)

@@ -15,7 +15,7 @@ const LIMITS: Amounts = Amounts { bytes: 4 << 20, inodes: 60 };
 
 /// Writes 12 MiB, then empty files until one fails. Prints the errors, the size, and the number.
 const FILL: &str =
-    "dd if=/dev/zero of=big bs=64k count=192 2>&1 | grep -o 'quota exceeded'; stat -c %b big; rm big
+    "dd if=/dev/zero of=big bs=64k count=192 2>&1 | grep -o 'quota exceeded'; stat -c %s big; rm big
     truncate -s 1G sparse && ln sparse link && echo sparse
     i=0; while [ $i -lt 100 ] && : > n$i; do i=$((i + 1)); done 2>/dev/null; echo $i";
 
@@ -39,12 +39,12 @@ async fn fill(fixture: &Fixture, session: &Session, quotas: &Quotas, room: u64) 
     let neighbour = fixture.session();
     let (limited, free) = tokio::join!(fixture.sh(session, FILL), fixture.sh(&neighbour, FILL));
     let lines: Vec<_> = limited.stdout.lines().collect();
-    let [error, blocks, sparse, files] = lines[..] else { panic!("{limited:?}") };
+    let [error, size, sparse, files] = lines[..] else { panic!("{limited:?}") };
     assert_eq!((error, sparse), ("quota exceeded", "sparse"), "{limited:?}");
-    let bytes = blocks.parse::<u64>().unwrap() * 512;
+    let bytes = size.parse::<u64>().unwrap();
     assert!(bytes <= LIMITS.bytes && bytes > LIMITS.bytes - (1 << 20), "{limited:?}");
     assert!(files.parse::<u64>().unwrap() <= LIMITS.inodes - room, "{limited:?}");
-    assert_eq!(free.stdout, "24576\nsparse\n100\n", "the control: {free:?}");
+    assert_eq!(free.stdout, "12582912\nsparse\n100\n", "the control: {free:?}");
     let used = quotas.usage(session.ids.uid).unwrap();
     assert!(used.inodes <= LIMITS.inodes && used.inodes > 50, "{used:?}");
     quotas.remove_limits(session.ids.uid).unwrap();

@@ -276,7 +276,7 @@ impl Account {
             _ => found.usage,
         };
         self.measured = Some(usage);
-        if self.quota.is_some() {
+        if self.quota.as_ref().is_some_and(|quota| quota.limits_runs()) {
             return;
         }
         let exceeded: Vec<_> =

@@ -30,6 +30,11 @@ pub(crate) trait Quota: fmt::Debug + Send + Sync {
     /// and when runs with lower limits start and end.
     fn set(&self, target: &Target, limits: DiskLimits) -> io::Result<()>;
 
+    /// Whether it can set the lower limits of a run. If not, runs with some are watched.
+    fn limits_runs(&self) -> bool {
+        true
+    }
+
     /// What the session uses. Must be cheap: it is called about once a second for each session with a
     /// run.
     fn usage(&self, target: &Target) -> io::Result<DiskUsage>;

@@ -84,7 +84,7 @@ impl SessionRoot {
         self.quota.clone()
     }
 
-    /// The directory itself.
+    /// The tree's directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -99,7 +99,10 @@ impl SessionRoot {
         let directory = self.session_parent(id);
         let opened = self.quota.as_ref().map_or(Ok(()), |quota| quota.open(id, &directory, limits));
         opened.map_err(RootError::at("limit the disk space of", &directory))?;
-        match DirBuilder::new().mode(0o700).create(self.session_trash(id)) {
+        if self.quota.is_none() {
+            return Ok(());
+        }
+        match DirBuilder::new().mode(0o700).create(self.own_trash(id)) {
             // A new session has no directory yet.
             Err(error) if !matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => {
                 Err(RootError::at("create the trash of", &directory)(error))
@@ -129,27 +132,29 @@ impl SessionRoot {
         self.session_parent(id).join("workspace.imports")
     }
 
-    /// The trash of a session. It is on the session's file system and counts as its files.
+    /// The trash for files of a session. With a quota it is on the session's own file system or in its
+    /// project, since files cannot be moved between those.
     pub(crate) fn session_trash(&self, id: SessionId) -> PathBuf {
+        if self.quota.is_some() { self.own_trash(id) } else { self.trash() }
+    }
+
+    fn own_trash(&self, id: SessionId) -> PathBuf {
         self.session_parent(id).join("workspace.trash")
     }
 
-    /// Removes interrupted imports and what an earlier worker left in the trash of the session.
+    /// Moves interrupted imports to the trash, and empties the session's own one.
     fn discard_leftovers(&self, id: SessionId) -> Result<(), RootError> {
-        let (imports, trash) = (self.imports(id), self.session_trash(id));
-        create_private(&trash)?;
-        match fs::rename(&imports, trash.join(Uuid::new_v4().to_string())) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(RootError::at("move to the trash", &imports)(error));
-            }
-            _ => {}
+        let (imports, trash) = (self.imports(id), self.own_trash(id));
+        if self.quota.is_some() {
+            create_private(&trash)?;
         }
-        match fs::rename(&trash, self.trash().join(Uuid::new_v4().to_string())) {
-            Ok(()) => create_private(&trash),
+        move_if_present(&imports, &self.session_trash(id))?;
+        match move_if_present(&trash, &self.trash()) {
             // The session has a file system of its own.
-            Err(error) if error.kind() == ErrorKind::CrossesDevices => empty(&trash).map(drop),
-            Err(error) => Err(RootError::at("move to the trash", &trash)(error)),
+            Err(error) if error.source.kind() == ErrorKind::CrossesDevices => empty(&trash).map(drop)?,
+            moved => moved?,
         }
+        if self.quota.is_some() { create_private(&trash) } else { Ok(()) }
     }
 
     /// Whether a session has a workspace.
@@ -171,7 +176,7 @@ impl SessionRoot {
             set_mode(&parent, 0o710)?;
         }
         if let Some(quota) = &self.quota {
-            let adopted = quota.adopt(&parent, &[path, self.session_trash(id)], ids);
+            let adopted = quota.adopt(&parent, &[path, self.own_trash(id)], ids);
             adopted.map_err(RootError::at("limit the disk space of", &parent))?;
         }
         Ok((existed, ids))
@@ -228,7 +233,7 @@ impl SessionRoot {
     pub(crate) fn empty_trash(&self) -> Result<u64, RootError> {
         let mut bytes = empty(&self.trash())?;
         for id in self.list_sessions()? {
-            bytes += empty(&self.session_trash(id))?;
+            bytes += empty(&self.own_trash(id))?;
         }
         Ok(bytes)
     }
@@ -308,6 +313,16 @@ pub(super) fn identify(path: &Path) -> Result<(PathBuf, Uuid), RootError> {
 fn create_private(path: &Path) -> Result<(), RootError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(RootError::at("create", path))?;
     set_mode(path, 0o700)
+}
+
+/// Moves a directory into the trash under a new name.
+fn move_if_present(path: &Path, trash: &Path) -> Result<(), RootError> {
+    match fs::rename(path, trash.join(Uuid::new_v4().to_string())) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(RootError::at("move to the trash", path)(error))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Removes everything in a trash. A missing one is empty.

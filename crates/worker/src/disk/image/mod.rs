@@ -56,6 +56,7 @@ struct Mounts {
 #[derive(Debug)]
 struct Mount {
     directory: PathBuf,
+    limits: DiskLimits,
     /// The shared lock.
     users: File,
 }
@@ -144,16 +145,23 @@ impl Quota for Images {
         self.lock().held.contains_key(&target.session)
     }
 
-    /// The size of an image never changes. Lower limits of a run are watched.
+    /// The size of an image never changes.
+    fn limits_runs(&self) -> bool {
+        false
+    }
+
     fn set(&self, _target: &Target, _limits: DiskLimits) -> io::Result<()> {
         Ok(())
     }
 
+    /// An image is slightly larger than the limits: what is beyond them does not count.
     fn usage(&self, target: &Target) -> io::Result<DiskUsage> {
         let found = statvfs(&target.directory)?;
         let bytes = found.f_blocks.saturating_sub(found.f_bfree).saturating_mul(found.f_frsize);
         let inodes = found.f_files.saturating_sub(found.f_ffree).saturating_sub(RESERVED_INODES);
-        Ok(DiskUsage { bytes, inodes })
+        let limits = self.lock().held.get(&target.session).map(|mount| mount.limits);
+        let limits = limits.unwrap_or(DiskLimits { bytes: u64::MAX, inodes: u64::MAX });
+        Ok(DiskUsage { bytes: bytes.min(limits.bytes), inodes: inodes.min(limits.inodes) })
     }
 
     fn forget(&self, target: &Target) {
@@ -193,7 +201,7 @@ impl Quota for Images {
             File::options().write(true).create(true).truncate(false).mode(0o600).open(self.users(session))?;
         flock(&users, FlockOperation::LockShared)?;
         self.mount(&image, directory)?;
-        self.lock().held.insert(session, Mount { directory: directory.to_owned(), users });
+        self.lock().held.insert(session, Mount { directory: directory.to_owned(), limits, users });
         Ok(())
     }
 
