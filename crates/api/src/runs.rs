@@ -2,7 +2,7 @@
 
 use std::{pin::Pin, sync::Arc, time::Instant};
 
-use codelia_policy::{IsolationLevel, RunSpec};
+use codelia_policy::{IsolationLevel, Limit, RunSpec};
 use codelia_proto::v1::{self, run_service_server::RunService};
 use codelia_store::{
     Caller, EventKind, Grant, KeyVersion, NewApproval, NewRun, Quotas, Run, RunAdmission, RunFilter,
@@ -144,8 +144,9 @@ impl Runs {
         key_version: Option<KeyVersion>,
     ) -> Result<(CreatedSession, RunRequest), ApiError> {
         let (sessions, within) = (self.sessions(), |error: ApiError| error.within("new_session"));
-        let mut session =
-            sessions.parse(caller, wire.new_session.take().unwrap_or_default()).await.map_err(within)?;
+        let mut new_session = wire.new_session.take().unwrap_or_default();
+        move_disk_limits(&mut wire, &mut new_session)?;
+        let mut session = sessions.parse(caller, new_session).await.map_err(within)?;
         if !wire.parent.is_empty() {
             return Err(ApiError::invalid("parent", "must be empty with new_session; leave one of them out"));
         }
@@ -564,4 +565,26 @@ impl RunService for Runs {
         let run = self.decide_changes(&caller, &request.get_ref().name, false).await?;
         Ok(Response::new(v1::DiscardChangesResponse { run: Some(run) }))
     }
+}
+
+/// The limits of the session's files, where the request for a run in a new session has them: they are
+/// the new session's.
+fn move_disk_limits(
+    run: &mut v1::StartRunRequest,
+    session: &mut v1::CreateSessionRequest,
+) -> Result<(), ApiError> {
+    let Some(limits) = &mut run.limits else { return Ok(()) };
+    let of_session = session.limits.get_or_insert_default();
+    let moved = [
+        (Limit::DiskBytes, limits.disk_bytes.take(), &mut of_session.disk_bytes),
+        (Limit::Inodes, limits.inodes.take(), &mut of_session.inodes),
+    ];
+    for (limit, of_run, of_session) in moved {
+        let Some(requested) = of_run else { continue };
+        if *of_session.get_or_insert(requested) != requested {
+            let message = "differs from that of new_session; set it there only";
+            return Err(ApiError::invalid(limit.field(), message));
+        }
+    }
+    Ok(())
 }

@@ -139,6 +139,19 @@ pub(crate) fn terminal(field: &str, wire: v1::Terminal) -> Checked<TerminalSize>
     Ok(TerminalSize { columns: side("columns", wire.columns)?, rows: side("rows", wire.rows)? })
 }
 
+/// Validates the limits that are requested for a run. Those of the session's files are not a run's.
+pub(crate) fn run_limits(wire: Option<v1::Limits>) -> Checked<LimitsRequest> {
+    let limits = limits(wire)?;
+    let of_session = [(Limit::DiskBytes, limits.disk_bytes), (Limit::Inodes, limits.inodes)];
+    match of_session.into_iter().find(|(_, requested)| requested.is_some()) {
+        Some((limit, _)) => Err(ApiError::invalid(
+            limit.field(),
+            "is a limit of the session; set it when the session is created",
+        )),
+        None => Ok(limits),
+    }
+}
+
 /// Validates requested limits. Admission compares them with the ceilings.
 pub(crate) fn limits(wire: Option<v1::Limits>) -> Checked<LimitsRequest> {
     let Some(wire) = wire else { return Ok(LimitsRequest::default()) };

@@ -6,8 +6,9 @@ use std::{
 };
 
 use codelia_sys::{
+    Pid,
     cgroup::{CurrentUsage, GroupReader},
-    process::{self, ListedProcess},
+    process::{self, ListedProcess, TreeRoot},
 };
 
 use crate::Error;
@@ -21,7 +22,7 @@ pub struct UsageReader(Source);
 enum Source {
     Group(GroupReader),
     /// The last check of the processes, where no group counts what they use.
-    Watched(Arc<Mutex<CurrentUsage>>),
+    Watched(Arc<Mutex<CurrentUsage>>, TreeRoot),
 }
 
 impl UsageReader {
@@ -29,8 +30,8 @@ impl UsageReader {
         Self(Source::Group(group))
     }
 
-    pub(crate) fn of_watcher(latest: Arc<Mutex<CurrentUsage>>) -> Self {
-        Self(Source::Watched(latest))
+    pub(crate) fn of_watcher(latest: Arc<Mutex<CurrentUsage>>, root: TreeRoot) -> Self {
+        Self(Source::Watched(latest, root))
     }
 
     /// What the command uses, without `codelia-init`.
@@ -40,10 +41,27 @@ impl UsageReader {
     pub fn read(&self) -> Result<CurrentUsage, Error> {
         let usage = match &self.0 {
             Source::Group(group) => group.read()?,
-            Source::Watched(latest) => *latest.lock().unwrap_or_else(PoisonError::into_inner),
+            Source::Watched(latest, _) => *latest.lock().unwrap_or_else(PoisonError::into_inner),
         };
         // codelia-init is one of them.
         Ok(CurrentUsage { tasks: usage.tasks.map(|tasks| tasks.saturating_sub(1)), ..usage })
+    }
+
+    /// The ids of the sandbox's processes on the host. None where those of the host are not those of the
+    /// sandbox.
+    ///
+    /// # Errors
+    /// The sandbox is gone, or its processes cannot be listed.
+    pub fn pids(&self) -> Result<Vec<Pid>, Error> {
+        match &self.0 {
+            Source::Group(group) => Ok(group.processes()?.unwrap_or_default()),
+            Source::Watched(_, TreeRoot::Parent(pid)) => Ok(process::descendants(*pid)?),
+            Source::Watched(_, TreeRoot::First(pid)) => {
+                let mut pids = process::descendants(*pid)?;
+                pids.push(*pid);
+                Ok(pids)
+            }
+        }
     }
 
     /// The processes of the command, at most `max`, without `codelia-init`. `None` if there is no

@@ -80,6 +80,12 @@ impl Limit {
         }
     }
 
+    /// The name of the limit in outcomes, such as `memory_bytes`.
+    #[must_use]
+    pub fn resource(self) -> &'static str {
+        self.field().trim_start_matches("limits.")
+    }
+
     /// A value of this limit with its unit, for error messages.
     fn display_value(self, value: u64) -> String {
         match self {

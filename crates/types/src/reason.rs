@@ -271,6 +271,9 @@ reasons! {
     DiskFull = "DISK_FULL",
         "the worker's disk is full, or has less free than `worker.disk_reserve_mb`: no run starts and no call writes files",
         "remove files or close sessions, or ask an operator for space";
+    SessionDiskFull = "SESSION_DISK_FULL",
+        "the session's files use, or would use, more than its limit; `limit`, `used` and `max` say which and how much",
+        "remove files of the session, or create one with a higher `limits.disk_bytes` or `limits.inodes`";
     FileChanged = "FILE_CHANGED",
         "the file was changed or replaced since its etag was read",
         "read the file again and repeat the call with its new etag";

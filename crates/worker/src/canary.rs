@@ -224,8 +224,9 @@ mod tests {
     #[tokio::test]
     async fn opened_decoys_are_seen_by_session() {
         let root = tempfile::tempdir().unwrap();
+        let disk = Arc::new(crate::disk::Disk::new(Path::new("/nonexistent"), None));
         let (canaries, sessions) =
-            (Canaries::new().unwrap(), Sessions::new(SparePool::new(1, Arc::default())));
+            (Canaries::new().unwrap(), Sessions::new(SparePool::new(1, Arc::default()), disk));
         let plant = |name: &str| {
             let (id, workspace) = (SessionId::generate(), root.path().join(name).join("workspace"));
             fs::create_dir_all(&workspace).unwrap();

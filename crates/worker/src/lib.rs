@@ -224,8 +224,8 @@ pub enum Error {
     /// A loop of the worker ended.
     #[error(transparent)]
     CriticalTask(#[from] CriticalTaskEnded),
-    /// The thread that keeps the lease cannot be started.
-    #[error("cannot start the thread of the lease keeper")]
+    /// A thread of the worker cannot be started.
+    #[error("cannot start a thread of the worker")]
     Thread(#[source] std::io::Error),
     /// The trust store of sandboxes whose requests get credentials could not be created.
     #[error("cannot create the certificate authority (egress.ca_dir)")]
@@ -281,7 +281,8 @@ impl Service {
         let serve = server::serve(listener, services.clone(), options.connections, tasks.stop_token());
         let server = task::background("internal server", serve);
         let modes: Vec<&str> = worker.backends.modes().iter().map(|mode| mode.as_str()).collect();
-        tracing::info!(worker = %options.id, address = worker.address, modes = modes.join(","), "worker ready");
+        let (modes, disk) = (modes.join(","), worker.disk.mechanism().as_str());
+        tracing::info!(worker = %options.id, address = worker.address, modes, disk, "worker ready");
         Ok(Self { worker, services, server, tasks })
     }
 

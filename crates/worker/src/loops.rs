@@ -57,6 +57,8 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
     tasks.critical("purge", async move {
         repeat("purge", PURGE_INTERVAL, &Notify::new(), || w.janitor.purge()).await;
     });
+    let disk = worker.disk.clone();
+    tasks.critical_thread("disk monitor", move || disk.monitor()).map_err(Error::Thread)?;
     let w = worker.clone();
     tasks.critical("upkeep", async move { upkeep(&w).await });
     let w = worker.clone();

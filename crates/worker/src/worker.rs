@@ -67,6 +67,7 @@ pub(crate) struct Worker {
     pub(crate) wakeups: Arc<Wakeups>,
     pub(crate) egress: Arc<Egress>,
     pub(crate) flags: Arc<FlagTally>,
+    pub(crate) disk: Arc<Disk>,
     pub(crate) disk_reporter: DiskReporter,
 }
 
@@ -129,6 +130,7 @@ impl Worker {
             wakeups: shared.wakeups,
             egress: shared.egress,
             flags: shared.flags,
+            disk: shared.disk,
         })
     }
 
@@ -151,6 +153,7 @@ impl Worker {
             root: self.root.clone(),
             lease: self.lease.clone(),
             call_timeout: self.file_call_timeout,
+            disk: self.disk.clone(),
         };
         FileService::new(workspaces, self.janitor.decider.clone(), self.disk_reporter.space.clone())
     }
@@ -166,12 +169,12 @@ impl Shared {
         let receipts = Arc::<Receipts>::default();
         let spares = SparePool::new(max_spares(options), receipts.clone());
         let egress = Egress::new(options, store.clone());
+        let disk = Arc::new(Disk::new(root.path(), None));
         Self {
             store,
             lease: LeaseHandle::new(options.id.clone(), WorkerLease::none()),
-            sessions: Arc::new(Sessions::new(spares)),
+            sessions: Arc::new(Sessions::new(spares, disk.clone())),
             runs: Arc::new(RunRegistry::new()),
-            disk: Arc::new(Disk::new(&options.root, None)),
             space: Arc::new(Space::new(&options.root, options.disk_reserve_bytes)),
             slots: Arc::new(SlotQueue::new(options.slots, MAX_WAITING)),
             root: Arc::new(root),
@@ -181,6 +184,7 @@ impl Shared {
             wakeups: Arc::default(),
             egress,
             flags: Arc::default(),
+            disk,
         }
     }
 
@@ -208,6 +212,7 @@ impl Shared {
             wakeups: self.wakeups.clone(),
             egress: self.egress.clone(),
             flags: self.flags.clone(),
+            disk: self.disk.clone(),
             space: self.space.clone(),
             kill_grace: options.kill_grace,
             read_timeout: options.read_timeout,
@@ -239,6 +244,7 @@ impl Shared {
             space: self.space.clone(),
             drain: self.drain.clone(),
             wakeups: self.wakeups.clone(),
+            disk: self.disk.clone(),
         })
     }
 
@@ -315,7 +321,6 @@ impl Shared {
             store: self.store.clone(),
             lease: self.lease.clone(),
             sessions: self.sessions.clone(),
-            runs: self.runs.clone(),
             disk: self.disk.clone(),
             space: self.space.clone(),
             memory: Mutex::default(),

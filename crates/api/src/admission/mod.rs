@@ -69,7 +69,7 @@ impl RunRequest {
             idempotency_key,
             secret_env,
             command,
-            limits: validate::limits(wire.limits)?,
+            limits: validate::run_limits(wire.limits)?,
             mode: validate::mode(wire.mode)?,
             network: validate::network(wire.network)?,
             policy: validate::policy(wire.policy, &rules.ceilings)?,

@@ -1,6 +1,7 @@
 //! [`FileError`]: why a worker rejects a file call.
 
-use codelia_proto::internal::v1::{FileRefusal, FileRefusalReason as Cause, ImportProgress};
+use codelia_policy::Limit;
+use codelia_proto::internal::v1::{ExceededLimit, FileRefusal, FileRefusalReason as Cause, ImportProgress};
 use codelia_types::Reason;
 use tonic::Code;
 
@@ -14,19 +15,24 @@ pub(crate) struct FileError {
     rule: String,
     /// How far an import got.
     import: Option<ImportProgress>,
+    /// The limit of the session that would be exceeded.
+    exceeded: Option<ExceededLimit>,
 }
 
 impl FileError {
     /// An error about a field, for a cause other than the policy.
     pub(crate) fn new(cause: Cause, field: &str) -> Self {
-        Self { cause, field: field.to_owned(), rule: String::new(), import: None }
+        Self { cause, field: field.to_owned(), rule: String::new(), import: None, exceeded: None }
     }
 
     /// The error that a worker reported; `None` if it gave no cause.
     pub(crate) fn from_worker(refusal: FileRefusal) -> Option<Self> {
         match refusal.reason() {
             Cause::Unspecified => None,
-            cause => Some(Self { cause, field: refusal.field, rule: refusal.rule, import: refusal.import }),
+            cause => {
+                let FileRefusal { field, rule, import, exceeded, .. } = refusal;
+                Some(Self { cause, field, rule, import, exceeded })
+            }
         }
     }
 
@@ -66,10 +72,14 @@ impl FileError {
 
     /// The text for the caller, with the field.
     pub(crate) fn text(&self) -> String {
+        let message = match &self.exceeded {
+            Some(exceeded) => exceeded_text(exceeded),
+            None => self.message().to_owned(),
+        };
         let text = match (self.import(), self.field.is_empty()) {
-            (Some((member, _)), _) if !member.is_empty() => format!("member {member:?}: {}", self.message()),
-            (_, true) => self.message().to_owned(),
-            (_, false) => format!("{}: {}", self.field, self.message()),
+            (Some((member, _)), _) if !member.is_empty() => format!("member {member:?}: {message}"),
+            (_, true) => message,
+            (_, false) => format!("{}: {message}", self.field),
         };
         match self.import() {
             None => text,
@@ -81,6 +91,11 @@ impl FileError {
     /// The member of an archive at fault, and how many entries of it remain.
     pub(crate) fn import(&self) -> Option<(&str, i64)> {
         self.import.as_ref().map(|import| (import.member.as_str(), import.entries))
+    }
+
+    /// The limit of the session that would be exceeded, what it uses, and the maximum.
+    pub(crate) fn exceeded(&self) -> Option<(&str, i64, i64)> {
+        self.exceeded.as_ref().map(|exceeded| (exceeded.limit.as_str(), exceeded.used, exceeded.max))
     }
 
     /// The text without the field.
@@ -105,6 +120,7 @@ impl FileError {
                 "quota `disk_bytes` reached; remove files (`codelia rm`) or close sessions, or ask an operator to \
                  raise it"
             }
+            Cause::SessionFull => "the session's files exceed its limit; remove some",
             Cause::Changed => "the file was replaced; read it again and retry",
             Cause::TextAbsent => "text to replace not found in the file",
             Cause::TextAmbiguous => "text to replace occurs more than once; extend it or set `replace_all`",
@@ -140,6 +156,7 @@ impl FileError {
             Cause::Permission => (Code::PermissionDenied, Reason::FilePermission),
             Cause::TooLarge => (Code::ResourceExhausted, Reason::FileTooLarge),
             Cause::DiskFull => (Code::ResourceExhausted, Reason::DiskFull),
+            Cause::SessionFull => (Code::ResourceExhausted, Reason::SessionDiskFull),
             Cause::TenantDiskFull => (Code::ResourceExhausted, Reason::QuotaExceeded),
             Cause::Changed => (Code::FailedPrecondition, Reason::FileChanged),
             Cause::TextAbsent => (Code::FailedPrecondition, Reason::TextNotFound),
@@ -155,4 +172,13 @@ impl FileError {
             Cause::Failed | Cause::Unspecified => (Code::Internal, Reason::Internal),
         }
     }
+}
+
+/// What a session uses of a limit, and what to do about it.
+fn exceeded_text(exceeded: &ExceededLimit) -> String {
+    let ExceededLimit { limit, used, max } = exceeded;
+    let unit = if limit == Limit::Inodes.field() { "files" } else { "bytes" };
+    format!(
+        "the session uses {used} of {max} {unit}; remove files, or create a session with a higher {limit}"
+    )
 }

@@ -218,6 +218,11 @@ fn describe_file(details: &mut ErrorDetails, error: &FileError) -> HashMap<Strin
     }
     let mut metadata = HashMap::from([("field".to_owned(), error.field.clone())]);
     metadata.extend(error.rule().map(|rule| ("rule".to_owned(), rule)));
+    if let Some((limit, used, max)) = error.exceeded() {
+        metadata.insert("limit".to_owned(), limit.to_owned());
+        metadata.insert("used".to_owned(), used.to_string());
+        metadata.insert("max".to_owned(), max.to_string());
+    }
     if let Some((member, entries)) = error.import() {
         metadata.insert("member".to_owned(), member.to_owned());
         metadata.insert("imported_entries".to_owned(), entries.to_string());

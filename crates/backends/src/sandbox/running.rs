@@ -359,7 +359,8 @@ impl Running for RunningCommand {
 
     fn usage_reader(&self) -> Option<UsageReader> {
         let of_group = self.sandbox.group().map(|group| UsageReader::of_group(self.budget.reader(group)));
-        of_group.or_else(|| self.watcher.as_ref().map(Watcher::usage_reader))
+        let of_watcher = || Some(self.watcher.as_ref()?.usage_reader(self.sandbox.tool()?));
+        of_group.or_else(of_watcher)
     }
 
     fn isolation_check(&self) -> Option<IsolationCheck> {

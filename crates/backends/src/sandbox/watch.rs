@@ -107,9 +107,9 @@ impl Watcher {
         Self { limits, next, checking: None, peak_memory_bytes: 0, peak_tasks: 0, latest }
     }
 
-    /// Reads the last check.
-    pub(super) fn usage_reader(&self) -> UsageReader {
-        UsageReader::of_watcher(self.latest.clone())
+    /// Reads the last check of the processes below `tool`.
+    pub(super) fn usage_reader(&self, tool: TreeRoot) -> UsageReader {
+        UsageReader::of_watcher(self.latest.clone(), tool)
     }
 
     /// The most memory and tasks that a check has seen.

@@ -266,12 +266,21 @@ fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
             "--hold needs --session: a session of its own ends with the run, and its changes with it"
         );
     }
+    if args.session.is_some() {
+        let of_session = [("--disk", sandbox.disk_bytes), ("--inodes", sandbox.inodes)];
+        if let Some((option, _)) = of_session.iter().find(|(_, value)| value.is_some()) {
+            anyhow::bail!(
+                "{option} needs a new session: leave --session out, or set it with `codelia session create {option}`"
+            );
+        }
+    }
     // A session created for this run already has the policy.
     let policy = if args.session.is_some() { policy::requested(sandbox)? } else { None };
     Ok(StartRunRequest {
         parent: String::new(),
         command: Some(command(args, stdin)?),
-        limits: Some(limits(sandbox)),
+        // Those of the session's files are the session's.
+        limits: Some(Limits { disk_bytes: None, inodes: None, ..limits(sandbox) }),
         mode: mode(sandbox),
         network: network(sandbox),
         labels: sandbox.labels.iter().cloned().collect(),

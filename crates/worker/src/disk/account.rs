@@ -1,29 +1,129 @@
-//! What is known about the files of one session.
+//! What is known about the files of one session, and when to measure them again.
 
-use std::sync::Arc;
+use std::{
+    io,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
+use codelia_backends::UsageReader;
 use codelia_policy::{DiskLimits, Limit};
+use codelia_telemetry::DiskCause;
 use codelia_types::{DiskMechanism, DiskUsage};
 
-use super::{DiskFull, Quota, RunWatch, Target};
+use super::{
+    DiskFull, NoRoom, Quota, RunWatch, Target,
+    monitor::Begun,
+    scan::{Found, Walk},
+};
+
+/// Between two measurements of a session with a run, at least.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// The same where the kernel enforces the limits: only reports need it.
+const QUOTA_INTERVAL: Duration = Duration::from_secs(1);
+/// Measuring takes at most one part in this many of the time of one core, for each session.
+const SHARE: u32 = 20;
+/// The same when the free space of the disk shrinks fast.
+const HINTED_SHARE: u32 = 4;
+/// A measurement of an idle session counts this many inodes and four times its limit at most.
+const MAX_IDLE_INODES: u64 = 1_000_000;
+/// A run is stopped if this many measurements in a row were disturbed: something moves directories
+/// away from them.
+const MAX_DISTURBED: u32 = 8;
+
+/// No run starts in a session that exceeds a limit by this much and uses twice as much as allowed.
+const HARD_LIMIT: DiskUsage = DiskUsage { bytes: 4 << 30, inodes: 500_000 };
 
 /// The limits and the last known usage of a session.
 #[derive(Debug)]
 pub(super) struct Account {
-    target: Target,
+    pub(super) target: Arc<Target>,
     /// `None` if the directory is scanned.
-    quota: Option<Arc<dyn Quota>>,
+    pub(super) quota: Option<Arc<dyn Quota>>,
+    /// Held while limits are set in the kernel.
+    pub(super) setting: Arc<Mutex<()>>,
     /// Those of the session; a run may have lower ones.
     limits: DiskLimits,
     measured: Option<DiskUsage>,
     /// What file calls have reserved since the last measurement began.
     reserved: DiskUsage,
+    /// What they had reserved when the current one began.
+    reserved_before: DiskUsage,
     runs: Vec<Arc<RunWatch>>,
+    schedule: Schedule,
+    /// The last measurement found too much. Files that are renamed meanwhile may count twice, so a
+    /// second one has to find it too.
+    is_suspect: bool,
+    /// Measurements in a row that were disturbed.
+    disturbed: u32,
+    /// The free bytes of the disk when it was last measured.
+    free_bytes: u64,
+}
+
+/// When a session is measured.
+#[derive(Debug)]
+struct Schedule {
+    /// Something may have changed since the last measurement began.
+    is_stale: bool,
+    is_measuring: bool,
+    /// Measurements that have begun.
+    begun: u64,
+    ended_at: Option<Instant>,
+    /// How long the last one took.
+    cost: Duration,
+    /// The free space of the disk shrinks, or a run has ended.
+    is_urgent: bool,
+    /// A file call waits for it.
+    is_requested: bool,
+}
+
+/// What a measurement begins with. It reads files, so it begins without the lock of all accounts.
+#[derive(Debug)]
+pub(super) struct Beginning {
+    target: Arc<Target>,
+    quota: Option<Arc<dyn Quota>>,
+    /// List the processes of its runs.
+    processes: Vec<UsageReader>,
+    /// Where it may stop counting.
+    max: DiskUsage,
+}
+
+impl Beginning {
+    pub(super) fn measure(self) -> io::Result<Begun> {
+        if let Some(quota) = &self.quota {
+            let usage = quota.usage(&self.target)?;
+            return Ok(Begun::Known(Found { usage, is_over: false, is_disturbed: false }));
+        }
+        let processes = self.processes.iter().flat_map(|reader| reader.pids().unwrap_or_default());
+        Walk::begin(&self.target.directory, processes.collect(), self.max).map(Begun::Walk)
+    }
 }
 
 impl Account {
     pub(super) fn new(target: Target, quota: Option<Arc<dyn Quota>>, limits: DiskLimits) -> Self {
-        Self { target, quota, limits, measured: None, reserved: DiskUsage::default(), runs: Vec::new() }
+        let schedule = Schedule {
+            is_stale: true,
+            is_measuring: false,
+            begun: 0,
+            ended_at: None,
+            cost: Duration::ZERO,
+            is_urgent: false,
+            is_requested: false,
+        };
+        Self {
+            target: Arc::new(target),
+            quota,
+            setting: Arc::default(),
+            limits,
+            measured: None,
+            reserved: DiskUsage::default(),
+            reserved_before: DiskUsage::default(),
+            runs: Vec::new(),
+            schedule,
+            is_suspect: false,
+            disturbed: 0,
+            free_bytes: 0,
+        }
     }
 
     pub(super) fn mechanism(&self) -> DiskMechanism {
@@ -34,20 +134,176 @@ impl Account {
         self.measured.map(|usage| (usage, self.limits))
     }
 
-    pub(super) fn reserve(&mut self, more: DiskUsage) -> Result<(), DiskFull> {
-        let measured = self.measured.unwrap_or_default();
-        let sum = |measured: u64, reserved: u64| measured.saturating_add(reserved);
-        let bytes = sum(measured.bytes, self.reserved.bytes);
-        let inodes = sum(measured.inodes, self.reserved.inodes);
-        check(Limit::DiskBytes, bytes, more.bytes, self.limits.bytes)?;
-        check(Limit::Inodes, inodes, more.inodes, self.limits.inodes)?;
-        self.reserved.bytes = sum(self.reserved.bytes, more.bytes);
-        self.reserved.inodes = sum(self.reserved.inodes, more.inodes);
+    /// The limit that the session exceeds so far that no run may start in it: only file calls can
+    /// make room. A run may exceed a limit by less, and delete files then.
+    pub(super) fn over_hard_limit(&self) -> Option<DiskFull> {
+        let used = self.measured?;
+        let hard = |limit: u64, least: u64| limit.saturating_mul(2).max(limit.saturating_add(least));
+        let full =
+            |limit, used, max, least| (used > hard(max, least)).then_some(DiskFull { limit, used, max });
+        full(Limit::DiskBytes, used.bytes, self.limits.bytes, HARD_LIMIT.bytes)
+            .or_else(|| full(Limit::Inodes, used.inodes, self.limits.inodes, HARD_LIMIT.inodes))
+    }
+
+    pub(super) fn is_measured(&self) -> bool {
+        self.measured.is_some()
+    }
+
+    pub(super) fn has_runs(&self) -> bool {
+        !self.runs.is_empty()
+    }
+
+    /// The lowest of the limits of the session and its runs.
+    pub(super) fn lowest_limits(&self) -> DiskLimits {
+        self.runs.iter().fold(self.limits, |limits, run| limits.lowered_to(run.limits))
+    }
+
+    /// Adds a run. What the session uses is known only if nothing has changed since.
+    pub(super) fn add_run(&mut self, limits: DiskLimits) -> Arc<RunWatch> {
+        let known = self.measured.filter(|_| self.runs.is_empty() && !self.schedule.is_stale);
+        let run = Arc::new(RunWatch::new(limits.lowered_to(self.limits), known));
+        self.runs.push(run.clone());
+        run
+    }
+
+    pub(super) fn remove_run(&mut self, run: &Arc<RunWatch>) {
+        self.runs.retain(|known| !Arc::ptr_eq(known, run));
+        self.schedule.is_stale = true;
+        // The next run needs to know what this one left.
+        self.schedule.is_urgent = true;
+    }
+
+    pub(super) fn set_stale(&mut self) {
+        self.schedule.is_stale = true;
+    }
+
+    pub(super) fn reserve(&mut self, more: DiskUsage) -> Result<(), NoRoom> {
+        let measured = self.measured.ok_or(NoRoom::NotMeasured)?;
+        let used = add(add(measured, self.reserved_before), self.reserved);
+        check(Limit::DiskBytes, used.bytes, more.bytes, self.limits.bytes)?;
+        check(Limit::Inodes, used.inodes, more.inodes, self.limits.inodes)?;
+        self.reserved = add(self.reserved, more);
+        self.schedule.is_stale = true;
         Ok(())
     }
 
-    pub(super) fn stop_runs(&self, limit: Limit) {
-        self.runs.iter().for_each(|run| run.stop(limit));
+    /// Has the session measured now. Returns the number of that measurement.
+    pub(super) fn request_measurement(&mut self) -> u64 {
+        self.schedule.is_stale = true;
+        self.schedule.is_requested = true;
+        self.schedule.begun + 1
+    }
+
+    /// Whether this measurement has ended.
+    pub(super) fn has_measured(&self, number: u64) -> bool {
+        self.schedule.begun >= number && !self.schedule.is_measuring || self.schedule.begun > number
+    }
+
+    /// Whether a new measurement can show that there is room, and may be made now.
+    pub(super) fn may_measure_for_call(&self) -> bool {
+        let is_due = |ended_at: Instant| ended_at.elapsed() >= self.schedule.cost * HINTED_SHARE;
+        self.schedule.is_stale && self.schedule.ended_at.is_none_or(is_due)
+    }
+
+    pub(super) fn stop_runs(&self, limit: Limit, cause: DiskCause) {
+        self.runs.iter().for_each(|run| run.stop(limit, cause));
+    }
+
+    /// When the next measurement is due; `None` if nothing needs one.
+    pub(super) fn due_at(&self, now: Instant) -> Option<Instant> {
+        let Schedule { is_stale, is_measuring, ended_at, cost, is_urgent, is_requested, .. } = self.schedule;
+        if is_measuring || !(is_stale || self.has_runs()) {
+            return None;
+        }
+        let Some(ended_at) = ended_at else { return Some(now) };
+        let pause = match (is_urgent, &self.quota) {
+            _ if self.is_suspect || is_requested => Duration::ZERO,
+            (true, _) => cost * HINTED_SHARE,
+            (false, None) => INTERVAL.max(cost * SHARE),
+            (false, Some(_)) => QUOTA_INTERVAL,
+        };
+        Some(ended_at + pause)
+    }
+
+    /// Has the session measured soon if the free space of the disk has shrunk by more than a share of
+    /// what the session has left.
+    pub(super) fn note_free_bytes(&mut self, free: u64) {
+        if self.quota.is_some() || !self.has_runs() {
+            return;
+        }
+        let used = self.measured.map_or(0, |usage| usage.bytes);
+        let left = self.lowest_limits().bytes.saturating_sub(used);
+        self.schedule.is_urgent |= self.free_bytes.saturating_sub(free) > (left / 8).max(1 << 20);
+    }
+
+    /// Begins a measurement.
+    pub(super) fn begin(&mut self, free_bytes: u64) -> Beginning {
+        self.schedule.is_measuring = true;
+        self.schedule.is_stale = false;
+        self.schedule.is_requested = false;
+        self.schedule.begun += 1;
+        self.free_bytes = free_bytes;
+        self.reserved_before = add(self.reserved_before, std::mem::take(&mut self.reserved));
+        Beginning {
+            target: self.target.clone(),
+            quota: self.quota.clone(),
+            processes: self.runs.iter().filter_map(|run| run.processes.get().cloned()).collect(),
+            max: self.max_counted(),
+        }
+    }
+
+    /// Where a measurement may stop counting.
+    fn max_counted(&self) -> DiskUsage {
+        let idle = self.limits.inodes.saturating_mul(4).saturating_add(MAX_IDLE_INODES);
+        let bounds = self.runs.iter().map(|run| run.allowed());
+        let of_runs = bounds.reduce(|one, other| DiskUsage {
+            bytes: one.bytes.max(other.bytes),
+            inodes: one.inodes.max(other.inodes),
+        });
+        match of_runs {
+            Some(allowed) if self.runs.iter().all(|run| run.at_start.get().is_some()) => allowed,
+            _ => DiskUsage { bytes: u64::MAX, inodes: idle },
+        }
+    }
+
+    /// Takes the result of a measurement, and stops runs that exceed their limits.
+    pub(super) fn measured(&mut self, found: Found, cost: Duration, now: Instant) {
+        self.ended(cost, now);
+        self.reserved_before = DiskUsage::default();
+        self.disturbed = if found.is_disturbed { self.disturbed + 1 } else { 0 };
+        // What a disturbed measurement has not found may still be there.
+        let usage = match self.measured {
+            Some(last) if found.is_disturbed => max(last, found.usage),
+            _ => found.usage,
+        };
+        self.measured = Some(usage);
+        if self.quota.is_some() {
+            return;
+        }
+        let exceeded: Vec<_> =
+            self.runs.iter().filter_map(|run| run.exceeds(usage).map(|limit| (run, limit))).collect();
+        if self.is_suspect {
+            exceeded.iter().for_each(|(run, limit)| run.stop(*limit, DiskCause::Session));
+        }
+        self.is_suspect = !self.is_suspect && !exceeded.is_empty();
+        if self.disturbed >= MAX_DISTURBED {
+            self.stop_runs(Limit::Inodes, DiskCause::Session);
+        }
+    }
+
+    /// A measurement failed: the last one stays.
+    pub(super) fn failed(&mut self, cost: Duration, now: Instant) {
+        self.ended(cost, now);
+        self.schedule.is_stale = true;
+        // Fast failures are not repeated all the time.
+        self.schedule.cost = cost.max(INTERVAL);
+    }
+
+    fn ended(&mut self, cost: Duration, now: Instant) {
+        self.schedule.is_measuring = false;
+        self.schedule.is_urgent = false;
+        self.schedule.ended_at = Some(now);
+        self.schedule.cost = cost;
     }
 
     /// The worker gives the session up.
@@ -60,4 +316,15 @@ impl Account {
 
 fn check(limit: Limit, used: u64, more: u64, max: u64) -> Result<(), DiskFull> {
     if more > 0 && used.saturating_add(more) > max { Err(DiskFull { limit, used, max }) } else { Ok(()) }
+}
+
+fn add(one: DiskUsage, other: DiskUsage) -> DiskUsage {
+    DiskUsage {
+        bytes: one.bytes.saturating_add(other.bytes),
+        inodes: one.inodes.saturating_add(other.inodes),
+    }
+}
+
+fn max(one: DiskUsage, other: DiskUsage) -> DiskUsage {
+    DiskUsage { bytes: one.bytes.max(other.bytes), inodes: one.inodes.max(other.inodes) }
 }

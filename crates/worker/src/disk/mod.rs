@@ -5,30 +5,38 @@
 //! own writes may be exempt from quotas.
 
 mod account;
+mod monitor;
+mod open_files;
 mod quota;
 mod report;
 mod run_watch;
+mod scan;
 mod space;
 
 use std::{
     collections::HashMap,
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use codelia_policy::{DiskLimits, Ids, Limit};
+use codelia_telemetry::DiskCause;
 use codelia_types::{DiskMechanism, DiskUsage, Mode, SessionId};
-use tokio::sync::Notify;
+use tokio::{runtime::Handle, sync::Notify, task::spawn_blocking};
 
-use self::account::Account;
+pub use self::space::root_space;
+use self::{account::Account, monitor::Begun, run_watch::RunWatch, scan::Found};
 pub(crate) use self::{
     quota::{Quota, Target},
     report::DiskReporter,
-    run_watch::RunWatch,
+    run_watch::WatchedRun,
     space::Space,
 };
-pub use self::space::root_space;
+
+/// How long a file call waits for a measurement of its session.
+const CALL_MEASURE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A session has no room for what a call wants to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -41,6 +49,16 @@ pub(crate) struct DiskFull {
     pub(crate) max: u64,
 }
 
+/// Why a call may not write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoRoom {
+    #[error(transparent)]
+    Full(#[from] DiskFull),
+    /// It is not known yet what the session uses.
+    #[error("the session was not measured yet")]
+    NotMeasured,
+}
+
 /// What is known about the files of the sessions that this worker holds.
 #[derive(Debug)]
 pub(crate) struct Disk {
@@ -51,13 +69,15 @@ pub(crate) struct Disk {
     accounts: Mutex<HashMap<SessionId, Account>>,
     /// There may be something to measure.
     changed: Notify,
+    /// A measurement has ended, or a session is forgotten.
+    ended: Condvar,
 }
 
 impl Disk {
     /// `root` is the session root. Without a quota of the kernel, directories are scanned.
     pub(crate) fn new(root: &Path, quota: Option<Arc<dyn Quota>>) -> Self {
         let sessions = root.join("sessions");
-        Self { sessions, quota, accounts: Mutex::default(), changed: Notify::new() }
+        Self { sessions, quota, accounts: Mutex::default(), changed: Notify::new(), ended: Condvar::new() }
     }
 
     /// What limits most sessions here. Some may be scanned although there is a quota.
@@ -90,12 +110,14 @@ impl Disk {
         if let Some(account) = account {
             account.forget();
         }
+        self.ended.notify_all();
     }
 
     /// Forgets all sessions.
     pub(crate) fn detach_all(&self) {
         let accounts = std::mem::take(&mut *self.lock());
         accounts.into_values().for_each(Account::forget);
+        self.ended.notify_all();
     }
 
     /// The last known usage of a session, and its limits. `None` if it is not held or not measured yet.
@@ -116,21 +138,162 @@ impl Disk {
         self.lock().get(&session).map(Account::mechanism)
     }
 
-    /// Refuses if this many more bytes or inodes would exceed a limit of the session; else counts
-    /// them until its next measurement.
-    pub(crate) fn reserve(&self, session: SessionId, bytes: u64, inodes: u64) -> Result<(), DiskFull> {
-        match self.lock().get_mut(&session) {
-            Some(account) => account.reserve(DiskUsage { bytes, inodes }),
-            // The lease is gone: the call fails when it checks that.
-            None => Ok(()),
+    /// Blocking. Refuses if this much more would exceed a limit of the session; else counts it until the
+    /// next measurement.
+    pub(crate) fn reserve(&self, session: SessionId, more: DiskUsage) -> Result<(), NoRoom> {
+        if self.lock().get(&session).is_some_and(|account| !account.is_measured()) {
+            self.await_measurement(session);
         }
+        // A session that is not held any more: the call fails when it checks that.
+        let reserve = || self.lock().get_mut(&session).map_or(Ok(()), |account| account.reserve(more));
+        let Err(no_room) = reserve() else { return Ok(()) };
+        if !self.lock().get(&session).is_some_and(Account::may_measure_for_call) {
+            return Err(no_room);
+        }
+        self.await_measurement(session);
+        reserve()
+    }
+
+    /// A file call has changed the session: what it uses is measured again.
+    pub(crate) fn session_changed(&self, session: SessionId) {
+        if let Some(account) = self.lock().get_mut(&session) {
+            account.set_stale();
+        }
+        self.changed.notify_one();
+    }
+
+    /// Watches a run that is about to start, with limits that may be lower than those of its session.
+    pub(crate) async fn watch_run(
+        self: &Arc<Self>,
+        session: SessionId,
+        limits: DiskLimits,
+    ) -> io::Result<WatchedRun> {
+        let (run, is_limited_by_kernel) = match self.lock().get_mut(&session) {
+            Some(account) => {
+                let before = account.lowest_limits();
+                let run = account.add_run(limits);
+                (run, account.quota.is_some() && account.lowest_limits() != before)
+            }
+            // Its lease is gone: the run is about to be fenced.
+            None => (Arc::new(RunWatch::new(limits, None)), false),
+        };
+        self.changed.notify_one();
+        let watched = WatchedRun { disk: self.clone(), session, run };
+        if is_limited_by_kernel {
+            let disk = self.clone();
+            spawn_blocking(move || disk.set_limits(session)).await.map_err(io::Error::other)??;
+        }
+        Ok(watched)
+    }
+
+    /// Fails if the session exceeds a limit so far that no run may start in it.
+    pub(crate) fn check_start(&self, session: SessionId) -> Result<(), DiskFull> {
+        self.lock().get(&session).and_then(Account::over_hard_limit).map_or(Ok(()), Err)
     }
 
     /// Stops all runs of a session as `limit`, such as when its tenant has no room left.
-    pub(crate) fn stop_runs(&self, session: SessionId, limit: Limit) {
+    pub(crate) fn stop_runs(&self, session: SessionId, limit: Limit, cause: DiskCause) {
         if let Some(account) = self.lock().get(&session) {
-            account.stop_runs(limit);
+            account.stop_runs(limit, cause);
         }
+    }
+
+    fn end_run(self: &Arc<Self>, session: SessionId, run: &Arc<RunWatch>) {
+        let is_raised = match self.lock().get_mut(&session) {
+            Some(account) => {
+                let before = account.lowest_limits();
+                account.remove_run(run);
+                account.quota.is_some() && account.lowest_limits() != before
+            }
+            None => false,
+        };
+        self.changed.notify_one();
+        if is_raised && let Ok(runtime) = Handle::try_current() {
+            let disk = self.clone();
+            runtime.spawn_blocking(move || {
+                if let Err(error) = disk.set_limits(session) {
+                    tracing::error!(%error, %session, "cannot set the disk limits of a session");
+                }
+            });
+        }
+    }
+
+    /// Sets the limits of a session and its runs in the kernel.
+    fn set_limits(&self, session: SessionId) -> io::Result<()> {
+        let of_account = |account: &Account| (account.setting.clone(), account.quota.clone());
+        let Some((setting, Some(quota))) = self.lock().get(&session).map(of_account) else {
+            return Ok(());
+        };
+        let _one_at_a_time = setting.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = |account: &Account| (account.target.clone(), account.lowest_limits());
+        let Some((target, limits)) = self.lock().get(&session).map(current) else { return Ok(()) };
+        quota.set(&target, limits)
+    }
+
+    /// Waits until a session was measured that begins from now on. The monitor does it: this thread may
+    /// have the rights of the session's user.
+    fn await_measurement(&self, session: SessionId) {
+        let deadline = Instant::now() + CALL_MEASURE_TIMEOUT;
+        let mut accounts = self.lock();
+        let Some(wanted) = accounts.get_mut(&session).map(Account::request_measurement) else { return };
+        self.changed.notify_one();
+        while accounts.get(&session).is_some_and(|account| !account.has_measured(wanted)) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let waited = self.ended.wait_timeout(accounts, left);
+            accounts = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Sessions whose measurement is due, at most `max`: those with runs first, the longest overdue first.
+    fn due(&self, max: usize, free_bytes: u64) -> Vec<SessionId> {
+        let now = Instant::now();
+        let mut accounts = self.lock();
+        let mut due: Vec<_> = accounts
+            .iter_mut()
+            .filter_map(|(id, account)| {
+                account.note_free_bytes(free_bytes);
+                let due_at = account.due_at(now).filter(|due_at| *due_at <= now)?;
+                Some((!account.has_runs(), due_at, *id))
+            })
+            .collect();
+        drop(accounts);
+        due.sort_unstable();
+        due.into_iter().take(max).map(|(.., id)| id).collect()
+    }
+
+    /// How long until a measurement is due; `None` if nothing needs one.
+    fn next_due(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let next = self.lock().values().filter_map(|account| account.due_at(now)).min()?;
+        Some(next.saturating_duration_since(now))
+    }
+
+    /// Whether there are runs that only this worker can stop.
+    fn has_scanned_runs(&self) -> bool {
+        self.lock().values().any(|account| account.quota.is_none() && account.has_runs())
+    }
+
+    /// Begins to measure a session; `None` if it is not held.
+    fn begin(&self, session: SessionId, free_bytes: u64) -> Option<io::Result<Begun>> {
+        let beginning = self.lock().get_mut(&session)?.begin(free_bytes);
+        Some(beginning.measure())
+    }
+
+    fn measured(&self, session: SessionId, found: Found, cost: Duration) {
+        if let Some(account) = self.lock().get_mut(&session) {
+            account.measured(found, cost, Instant::now());
+        }
+        self.ended.notify_all();
+    }
+
+    fn failed(&self, session: SessionId, cost: Duration) {
+        if let Some(account) = self.lock().get_mut(&session) {
+            account.failed(cost, Instant::now());
+        }
+        self.ended.notify_all();
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Account>> {

@@ -20,6 +20,7 @@ use uuid::Uuid;
 use super::{
     error::FileError,
     listing,
+    reservation::NEW_ENTRY,
     upload::{Upload, WriteOptions, read_at},
     workspace::{Workspace, describe},
 };
@@ -89,6 +90,7 @@ fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), F
         Some(_) => Err(Reason::Exists.into()),
         None => {
             workspace.resolve(path, FinalSymlink::Follow, FileAccess::Write)?;
+            workspace.reservation.take(NEW_ENTRY)?;
             match mkdirat(&target.parent, &target.name, DIRECTORY_MODE) {
                 Err(Errno::EXIST) if may_exist => Ok(()),
                 made => Ok(made?),

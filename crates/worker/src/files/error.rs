@@ -1,10 +1,12 @@
 //! Errors of file calls, and how they are sent to the api.
 
 use codelia_policy::FileDenied;
-use codelia_proto::internal::v1::{FileRefusal, FileRefusalReason as Reason, ImportProgress};
+use codelia_proto::internal::v1::{ExceededLimit, FileRefusal, FileRefusalReason as Reason, ImportProgress};
 use codelia_sys::{Errno, resolve_beneath::ResolveError};
 use prost::Message;
 use tonic::{Code, Status};
+
+use crate::disk::{DiskFull, NoRoom};
 
 /// Why a file call failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,11 +18,13 @@ pub(crate) struct FileError {
     rule: &'static str,
     /// How far an import got.
     import: Option<ImportProgress>,
+    /// The limit of the session that would be exceeded.
+    full: Option<DiskFull>,
 }
 
 impl From<Reason> for FileError {
     fn from(reason: Reason) -> Self {
-        Self { reason, field: "", rule: "", import: None }
+        Self { reason, field: "", rule: "", import: None, full: None }
     }
 }
 
@@ -63,6 +67,21 @@ impl From<ResolveError> for FileError {
     }
 }
 
+impl From<DiskFull> for FileError {
+    fn from(full: DiskFull) -> Self {
+        Self { full: Some(full), ..Reason::SessionFull.into() }
+    }
+}
+
+impl From<NoRoom> for FileError {
+    fn from(error: NoRoom) -> Self {
+        match error {
+            NoRoom::Full(full) => full.into(),
+            NoRoom::NotMeasured => Reason::Busy.into(),
+        }
+    }
+}
+
 impl From<FileDenied> for FileError {
     fn from(denied: FileDenied) -> Self {
         Self { rule: denied.rule, ..Reason::Policy.into() }
@@ -83,9 +102,15 @@ impl FileError {
 
 impl From<FileError> for Status {
     fn from(error: FileError) -> Self {
-        let FileError { reason, field, rule, import } = error;
+        let FileError { reason, field, rule, import, full } = error;
         let (field, rule) = (field.to_owned(), rule.to_owned());
-        let details = FileRefusal { reason: reason.into(), field, rule, import };
+        let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let exceeded = full.map(|full| ExceededLimit {
+            limit: full.limit.field().to_owned(),
+            used: number(full.used),
+            max: number(full.max),
+        });
+        let details = FileRefusal { reason: reason.into(), field, rule, import, exceeded };
         Status::with_details(Code::FailedPrecondition, reason.as_str_name(), details.encode_to_vec().into())
     }
 }

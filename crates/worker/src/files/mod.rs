@@ -8,6 +8,7 @@ mod calls;
 mod error;
 mod limiter;
 mod listing;
+mod reservation;
 mod upload;
 mod workspace;
 
@@ -80,7 +81,7 @@ impl FileService {
         let permit = self.limiter.try_acquire(&requested.tenant_id).ok_or(Reason::Busy)?;
         let use_of_workspace = self.workspaces.enter(&requested, use_of_files).await?;
         let workspaces = self.workspaces.clone();
-        blocking(move || workspaces.open(&requested, permit, use_of_workspace)).await
+        blocking(move || workspaces.open(&requested, permit, use_of_workspace, use_of_files)).await
     }
 
     /// Decides about the changes that a session holds.

@@ -19,11 +19,13 @@ use codelia_sys::{
     Errno,
     resolve_beneath::{Entry, FinalSymlink, ResolvedPath, proc_fd_path},
 };
+use codelia_types::DiskUsage;
 use rustix::fs::{AtFlags, CWD, linkat, renameat};
 use uuid::Uuid;
 
 use super::{
     error::FileError,
+    reservation::NEW_ENTRY,
     workspace::{Workspace, check_regular, describe, etag},
 };
 use crate::workspace::trash;
@@ -60,12 +62,18 @@ pub(crate) struct Upload {
 impl Upload {
     /// Begins to write the file at a path. Call it as the session.
     pub(crate) fn begin(workspace: &Workspace, path: &str, options: WriteOptions) -> Result<Self, FileError> {
-        Self::begin_at(workspace.resolve(path, FinalSymlink::Follow, FileAccess::Write)?, options)
+        let target = workspace.resolve(path, FinalSymlink::Follow, FileAccess::Write)?;
+        Self::begin_at(workspace, target, options)
     }
 
     /// Begins to write the file that a path was resolved to. Call it as the session.
-    pub(crate) fn begin_at(target: ResolvedPath, options: WriteOptions) -> Result<Self, FileError> {
+    pub(crate) fn begin_at(
+        workspace: &Workspace,
+        target: ResolvedPath,
+        options: WriteOptions,
+    ) -> Result<Self, FileError> {
         target.entry.as_ref().map_or(Ok(()), check_regular)?;
+        workspace.reservation.take(NEW_ENTRY)?;
         let mode = options.mode.or(target.entry.as_ref().map(|entry| entry.stat.st_mode));
         let file = target.create_unnamed_file()?;
         file.set_permissions(Permissions::from_mode(mode.unwrap_or(DEFAULT_MODE) & MODE_MASK))?;
@@ -80,6 +88,7 @@ impl Upload {
         if self.written > workspace.max_file_bytes {
             return Err(Reason::TooLarge.into());
         }
+        workspace.reservation.take(DiskUsage { bytes: data.len() as u64, inodes: 0 })?;
         workspace.as_session(|| Ok(self.file.write_all(data)?))
     }
 
@@ -91,6 +100,7 @@ impl Upload {
             let left = workspace.max_file_bytes.saturating_add(1) - self.written;
             let mut part = from.take(left.min(COPY_BYTES));
             let copied = workspace.as_session(|| Ok(io::copy(&mut part, &mut self.file)?))?;
+            workspace.reservation.take(DiskUsage { bytes: copied, inodes: 0 })?;
             self.written += copied;
             if self.written > workspace.max_file_bytes {
                 return Err(Reason::TooLarge.into());

@@ -28,8 +28,9 @@ use codelia_types::{LeaseEpoch, Mode, SessionId};
 use rustix::fs::FileType;
 use tokio::{sync::OwnedRwLockReadGuard, time::timeout};
 
-use super::{error::FileError, limiter::CallPermit};
+use super::{error::FileError, limiter::CallPermit, reservation::Reservation};
 use crate::{
+    disk::Disk,
     lease::{sessions::Sessions, worker_lease::LeaseHandle},
     workspace::root::SessionRoot,
 };
@@ -52,6 +53,7 @@ pub(crate) struct Workspaces {
     pub(crate) lease: LeaseHandle,
     /// How long a call with one response may work.
     pub(crate) call_timeout: Duration,
+    pub(crate) disk: Arc<Disk>,
 }
 
 /// The directory of a session that this worker holds.
@@ -72,6 +74,8 @@ pub(crate) struct Workspace {
     pub(crate) permit: CallPermit,
     /// The largest file that its commands may write.
     pub(crate) max_file_bytes: u64,
+    /// What the call writes, within the limits of the session's files.
+    pub(crate) reservation: Reservation,
 }
 
 impl Workspaces {
@@ -98,6 +102,7 @@ impl Workspaces {
         requested: &HeldSession,
         permit: CallPermit,
         use_of_workspace: OwnedRwLockReadGuard<()>,
+        use_of_files: Use,
     ) -> Result<Workspace, FileError> {
         let session: SessionId = requested.session_id.parse().map_err(|_| Reason::NotHeld)?;
         let epoch = LeaseEpoch(requested.lease_epoch);
@@ -111,6 +116,7 @@ impl Workspaces {
             deadline: Instant::now() + self.call_timeout,
             permit,
             _use: use_of_workspace,
+            reservation: Reservation::new(self.disk.clone(), session, use_of_files == Use::Change),
             held: self,
             session,
             epoch,

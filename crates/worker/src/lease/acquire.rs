@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::{
     canary,
-    disk::Space,
+    disk::{Disk, Space},
     fault,
     lease::{
         drain_state::DrainState,
@@ -42,6 +42,7 @@ pub(crate) struct SessionLeases {
     pub(crate) space: Arc<Space>,
     pub(crate) drain: Arc<DrainState>,
     pub(crate) wakeups: Arc<Wakeups>,
+    pub(crate) disk: Arc<Disk>,
 }
 
 impl SessionLeases {
@@ -238,11 +239,14 @@ impl SessionLeases {
         let (root, id, has_files) = (self.root.clone(), lease.session, lease.has_files);
         let canaries = self.spares.backends.canaries().filter(|_| canary::has_canaries(lease.spec.mode));
         let (canaries, sessions) = (canaries.cloned(), self.sessions.clone());
+        let (disk, mode, limits) = (self.disk.clone(), lease.spec.mode, lease.spec.limits.disk());
         let open = move || {
             if has_files && !root.has_session(id)? {
                 return Ok(None);
             }
             let (_, ids) = root.create_session(id)?;
+            disk.attach(id, mode, ids, limits)
+                .map_err(RootError::at("set the disk limits of", &root.session(id)))?;
             if let Some(canaries) = canaries {
                 canaries.plant(id, &root.session(id), &sessions).map_err(RootError::interrupted)?;
             }

@@ -16,6 +16,7 @@ use tokio::{
 };
 
 use crate::{
+    disk::Disk,
     lease::queued_sessions::QueuedSessions,
     sandbox::spare_pool::{Spare, SparePool},
 };
@@ -78,15 +79,18 @@ pub(crate) struct Sessions {
     workspaces: Mutex<HashMap<SessionId, Weak<RwLock<()>>>>,
     /// Those that may have queued runs.
     pub(crate) queued: QueuedSessions,
+    /// What their files use.
+    disk: Arc<Disk>,
 }
 
 impl Sessions {
-    pub(crate) fn new(spares: SparePool) -> Self {
+    pub(crate) fn new(spares: SparePool, disk: Arc<Disk>) -> Self {
         Self {
             table: Mutex::default(),
             spares,
             workspaces: Mutex::default(),
             queued: QueuedSessions::default(),
+            disk,
         }
     }
 
@@ -213,6 +217,7 @@ impl Sessions {
     /// Removes a session that this worker does not hold.
     pub(crate) fn forget(&self, id: SessionId) {
         let entry = self.lock().remove(&id);
+        self.disk.detach(id);
         self.spares.discard(entry.and_then(Entry::into_spare));
     }
 
@@ -246,6 +251,7 @@ impl Sessions {
     /// Removes all sessions: their leases are lost or released.
     pub(crate) fn clear(&self) {
         let all = std::mem::take(&mut *self.lock());
+        self.disk.detach_all();
         all.into_values().for_each(|entry| self.spares.discard(entry.into_spare()));
     }
 
@@ -366,7 +372,8 @@ mod tests {
     const IDS: Ids = Ids { uid: 7, gid: 7 };
 
     fn sessions() -> Sessions {
-        Sessions::new(SparePool::new(1, Arc::default()))
+        let disk = Disk::new(std::path::Path::new("/nonexistent"), None);
+        Sessions::new(SparePool::new(1, Arc::default()), Arc::new(disk))
     }
 
     fn lease(epoch: i64) -> Lease {

@@ -14,7 +14,7 @@ use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, Receipt};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use crate::{
-    disk::Space,
+    disk::{Disk, Space, WatchedRun},
     egress::{Egress, OpenSandbox, Subject},
     lease::{
         sessions::{Holding, Sessions},
@@ -30,7 +30,8 @@ use crate::{
     },
     sandbox::{
         backends::{
-            Backends, Denial, denial, failed, no_secrets, not_permitted, tool_withdrawn, unenforceable,
+            Backends, Denial, denial, failed, no_secrets, not_permitted, session_full, tool_withdrawn,
+            unenforceable,
         },
         receipts::Receipts,
         spare_maker::SpareMaker,
@@ -53,6 +54,7 @@ pub(crate) struct Executor {
     pub(crate) wakeups: Arc<Wakeups>,
     pub(crate) egress: Arc<Egress>,
     pub(crate) flags: Arc<FlagTally>,
+    pub(crate) disk: Arc<Disk>,
     pub(crate) space: Arc<Space>,
     /// From the signal that asks a command to end to the one that kills it.
     pub(crate) kill_grace: Duration,
@@ -117,6 +119,8 @@ pub(super) struct StartedCommand {
     pub(super) network: Option<OpenSandbox>,
     /// Decides about its reads, in `filesystem.mode` dynamic.
     pub(super) reads: Option<DecidedReads>,
+    /// Watches the files of its session.
+    pub(super) disk: WatchedRun,
 }
 
 /// A sandbox for a run.
@@ -156,6 +160,7 @@ impl Executor {
         self.check_permitted(run).await?;
         let (plan, permit) = self.plan(run).await?;
         self.record_shared_paths(&plan).await?;
+        let disk = self.watch_disk(run, &plan).await?;
         let command = self.command(run)?;
         let requested_at = Instant::now();
         let Sandbox { prepared: mut sandbox, was_ready: prepared, descriptors } =
@@ -192,7 +197,7 @@ impl Executor {
         let started = Started { setup_time: setup_time + waited, prepared, unenforced, watched };
         trace::step("launch", setup_time);
         metrics().setup(plan.mode.as_str(), prepared, started.setup_time);
-        Ok(StartedCommand { running, stdio, started, network, reads })
+        Ok(StartedCommand { running, stdio, started, network, reads, disk })
     }
 
     /// Whether the run's command may start now: the lease is live and the session held. A run that
@@ -263,6 +268,14 @@ impl Executor {
         let recorded = tokio::task::spawn_blocking(move || root.share_paths(ids, &paths)).await;
         let recorded = recorded.map_err(|panic| RootError::interrupted(panic.into())).flatten();
         recorded.map_err(|error| failed(&error).into())
+    }
+
+    /// Watches the files of the session from now on.
+    async fn watch_disk(&self, run: &ActiveRun, plan: &Plan) -> Result<WatchedRun, Denial> {
+        let session = run.assigned.session;
+        self.disk.check_start(session).map_err(session_full)?;
+        let watched = self.disk.watch_run(session, plan.limits.disk()).await;
+        watched.map_err(|error| failed(&error).into())
     }
 
     /// The session's spare sandbox if it fits, else a new one.

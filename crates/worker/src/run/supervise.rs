@@ -3,7 +3,7 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use codelia_backends::{IsolationCheck, Running};
-use codelia_policy::EscapeOptions;
+use codelia_policy::{EscapeOptions, Limit};
 use codelia_telemetry::{Step, metrics, task, trace};
 use codelia_types::{LostReason, NearLimit, Outcome, Usage, Violation};
 use tokio::{
@@ -13,6 +13,7 @@ use tokio::{
 };
 
 use crate::{
+    disk::WatchedRun,
     lease::worker_lease::LeaseHandle,
     run::{
         active::{ActiveRun, Control, InputReceivers, Phase},
@@ -54,6 +55,8 @@ enum End {
     Forced(Outcome),
     /// It tried to leave its sandbox: it is killed at once.
     Escape,
+    /// Its session is full: it is killed at once, since it may write until it is gone.
+    Full(Limit),
     Fenced,
 }
 
@@ -65,10 +68,11 @@ impl Executor {
         inputs: InputReceivers,
         command: StartedCommand,
     ) -> Result<Report, LeaseLost> {
-        let StartedCommand { mut running, stdio, started, network, reads } = command;
+        let StartedCommand { mut running, stdio, started, network, reads, disk } = command;
         let started_at = Instant::now();
         run.sandbox.get_or_init(|| running.remote());
         run.meter.get_or_init(|| Meter { started_at, reader: running.usage_reader() });
+        disk.started(running.usage_reader());
         run.phase.send_replace(Phase::Started(started.clone()));
         let stdin = stdio.stdin.map(|writer| (writer, inputs.stdin));
         let streams = Streams::start(&self.store, run, stdio.outputs, stdin);
@@ -77,6 +81,7 @@ impl Executor {
 
         let mut reports = Reports { control: inputs.control, near_limits: running.near_limits() };
         let waiting = wait(run, running.as_mut(), &self.lease, &mut reports, stdio.terminal.as_ref());
+        let waiting = until_full(waiting, &disk);
         let end = then_after(SPARE_DELAY, waiting, || self.spares.refill(run.assigned.session)).await;
         let ended = self.stop(run, running.as_mut(), end).await;
         isolation.inspect(JoinHandle::abort);
@@ -97,6 +102,7 @@ impl Executor {
             reads.detach();
         }
         self.receipts.record(receipt);
+        drop(disk);
         if let Some(violations) = violations {
             all_collected(violations).await;
         }
@@ -130,13 +136,15 @@ impl Executor {
         running: &mut dyn Running,
         end: End,
     ) -> Result<(Outcome, Usage), LeaseLost> {
+        let is_full = matches!(end, End::Full(_));
         let outcome = match end {
             End::Own(outcome, usage) => return Ok((outcome, usage)),
             End::Forced(outcome) => Some(outcome),
+            End::Full(limit) => Some(Outcome::Limit(limit.resource().to_owned())),
             End::Escape => Some(EscapeLog::violation()),
             End::Fenced => None,
         };
-        if outcome.is_some() && !run.escape.terminate.is_cancelled() {
+        if outcome.is_some() && !is_full && !run.escape.terminate.is_cancelled() {
             running.signal(SIGTERM).await;
             let ended = end_within_grace(run, running, self.kill_grace);
             if let Some(Some(usage)) = run.fence.run_until_cancelled(ended).await {
@@ -241,6 +249,18 @@ async fn wait(
                 }
             }
             (Control::Resize(_), None) => tracing::debug!("resize ignored: the run has no terminal"),
+        }
+    }
+}
+
+/// Awaits `waiting`, or the moment when the session's files exceed a limit.
+async fn until_full(waiting: impl Future<Output = End>, disk: &WatchedRun) -> End {
+    tokio::select! {
+        biased;
+        end = waiting => end,
+        limit = disk.exceeded() => {
+            tracing::info!(%limit, "session exceeds its disk limit, killing the command");
+            End::Full(limit)
         }
     }
 }

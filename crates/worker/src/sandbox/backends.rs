@@ -3,15 +3,16 @@
 use std::{borrow::Cow, collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use codelia_backends::{Backend, Prepared};
-use codelia_policy::{HostInfo, Ids, Plan, PlanError, PlanTarget, RunSpec, RunTool, home_dirs};
+use codelia_policy::{HostInfo, Ids, Limit, Plan, PlanError, PlanTarget, RunSpec, RunTool, home_dirs};
 use codelia_store::{ToolWithdrawn, Withdrawn};
-use codelia_telemetry::{Permit, TenantPool};
+use codelia_telemetry::{DiskCause, DiskEffect, Permit, TenantPool, metrics};
 use codelia_types::{Mode, NetworkMode, Reason, Refusal, SessionId, TenantId};
 use tokio::task::spawn_blocking;
 
 use crate::{
     Error,
     canary::{self, Canaries},
+    disk::DiskFull,
     egress::TrustStore,
 };
 
@@ -215,6 +216,8 @@ pub(crate) fn serves(prepared: &Plan, wanted: &Plan) -> bool {
     prepared.sandbox = wanted.sandbox;
     prepared.limits.timeout = wanted.limits.timeout;
     prepared.limits.output_bytes = wanted.limits.output_bytes;
+    prepared.limits.disk_bytes = wanted.limits.disk_bytes;
+    prepared.limits.inodes = wanted.limits.inodes;
     if prepared.egress.is_some() && wanted.egress.is_some() {
         prepared.egress.clone_from(&wanted.egress);
     }
@@ -309,6 +312,17 @@ pub(crate) fn no_secrets(why: &str) -> Denial {
     let message = format!("cannot decrypt the secret variables: {why}");
     let refusal = Refusal { reason: Reason::SecretsUnavailable, message };
     Denial { refusal, field: Some("command.secret_env") }
+}
+
+/// A session that uses far more than its limit. Only file calls can make room.
+pub(crate) fn session_full(full: DiskFull) -> Denial {
+    metrics().disk_limited(DiskCause::Session, DiskEffect::RunRefused);
+    let DiskFull { limit, used, max } = full;
+    let unit = if limit == Limit::Inodes { "files" } else { "bytes" };
+    let message = format!(
+        "the session uses {used} of {max} {unit}, too much for any run; remove files with `codelia rm`, or close it"
+    );
+    Denial { refusal: Refusal { reason: Reason::SessionDiskFull, message }, field: Some(limit.field()) }
 }
 
 fn unavailable(mode: Mode) -> Denial {

@@ -36,7 +36,7 @@ impl RootError {
         Self { step: "finish work in", path: PathBuf::new(), source }
     }
 
-    fn at(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn at(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self { step, path: path.to_owned(), source }
     }
 }
@@ -67,6 +67,11 @@ impl SessionRoot {
             create_private(&root.path)?;
         }
         Ok(root)
+    }
+
+    /// The tree's directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The workspace of a session.

@@ -23,6 +23,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, linkat, mkdirat, symlinkat, unlin
 use super::{
     super::{
         error::FileError,
+        reservation::NEW_ENTRY,
         upload::{Upload, WriteOptions},
         workspace::Workspace,
     },
@@ -196,6 +197,7 @@ impl Tree {
             directory = match open_directory_without_symlinks(&directory, Path::new(name)) {
                 Err(Errno::NOENT) => {
                     self.check_writable(&made)?;
+                    self.workspace.reservation.take(NEW_ENTRY)?;
                     make_directory(&directory, name, DIRECTORY_MODE)?;
                     open_directory_without_symlinks(&directory, Path::new(name)).map_err(link_leads_out)?
                 }
@@ -207,6 +209,7 @@ impl Tree {
 
     fn add_directory(&self, path: &Path, mode: u32) -> Result<(), FileError> {
         let (parent, name) = self.parent(path)?;
+        self.workspace.reservation.take(NEW_ENTRY)?;
         make_directory(&parent, &name, mode | OWNER)?;
         open_directory_without_symlinks(&parent, Path::new(&name)).map_err(link_leads_out)?;
         Ok(())
@@ -216,7 +219,7 @@ impl Tree {
         let (parent, name) = self.parent(path)?;
         let target = ResolvedPath { parent, name, path: self.path.join(path), entry: None };
         let options = WriteOptions { mode: Some(mode), replace: self.overwrite, etag: String::new() };
-        Upload::begin_at(target, options)
+        Upload::begin_at(&self.workspace, target, options)
     }
 
     fn add_symlink(&self, path: &Path, to: &[u8]) -> Result<(), FileError> {
@@ -229,6 +232,7 @@ impl Tree {
             return Err(Reason::LeadsOut.into());
         }
         let (parent, name) = self.parent(path)?;
+        self.workspace.reservation.take(NEW_ENTRY)?;
         self.put(&parent, &name, || symlinkat(to, &parent, &name))
     }
 
