@@ -134,7 +134,10 @@ async fn session_shows_what_its_files_use() -> Result<()> {
     assert_eq!(shown["disk"]["used_bytes"], disk.used_bytes);
     let me = cluster.cli(&client, &["whoami", "--json"]).output()?;
     let me: serde_json::Value = serde_json::from_slice(&me.stdout)?;
-    assert_eq!((&me["usage"]["disk_bytes"], &me["quotas"]["disk_bytes"]), (&disk.used_bytes.into(), &(100 * 1024 * MIB).into()));
+    assert_eq!(
+        (&me["usage"]["disk_bytes"], &me["quotas"]["disk_bytes"]),
+        (&disk.used_bytes.into(), &(100 * 1024 * MIB).into())
+    );
     remove(&client, &session.name, "three").await?;
     eventually("the usage falls", || async {
         let disk = client.get_session(&session.name).await.ok()?.disk?;

@@ -152,8 +152,7 @@ mod tests {
     fn usage_is_reused_while_recent_and_below_half() {
         let at = Instant::now();
         let quotas = Quotas { output_bytes: 100, disk_bytes: 1000, ..Quotas::default() };
-        let stored =
-            |output, disk| Stored { bytes: StoredBytes { output, disk }, measured_at: at };
+        let stored = |output, disk| Stored { bytes: StoredBytes { output, disk }, measured_at: at };
         assert!(stored(50, 500).is_usable(&quotas, at));
         assert!(!stored(51, 0).is_usable(&quotas, at));
         assert!(!stored(0, 501).is_usable(&quotas, at));

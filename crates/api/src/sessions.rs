@@ -111,7 +111,8 @@ impl Sessions {
         request: SessionRequest,
         key_version: Option<KeyVersion>,
     ) -> Result<CreatedSession, ApiError> {
-        let Context { options, store, session_cache, session_quota, storage_quota, flags, .. } = &*self.context;
+        let Context { options, store, session_cache, session_quota, storage_quota, flags, .. } =
+            &*self.context;
         storage_quota.check_files(store, caller).await?;
         let is_large = request.policy.is_large();
         let id = SessionId::generate();

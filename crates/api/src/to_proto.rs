@@ -4,8 +4,8 @@ use codelia_policy::Profile;
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
     Approval, ApprovalKind, ApprovalReach, ApprovalScope, ApprovalState, IsolationFloor, Key, OutputChunk,
-    OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session, SessionDisk, SessionEndReason, SessionState,
-    SpecSummary, Tenant, TenantUsage, Worker, WorkerState,
+    OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session, SessionDisk, SessionEndReason,
+    SessionState, SpecSummary, Tenant, TenantUsage, Worker, WorkerState,
 };
 use codelia_types::{ChangesState, CommandSpec, Mode, Outcome, TransactionMode};
 use time::OffsetDateTime;

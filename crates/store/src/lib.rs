@@ -78,8 +78,8 @@ pub use scope_policy::{
 pub use secret::{SealedEnv, SecretError, SecretKey};
 pub use session::{
     DiskReport, DiskReported, NewSession, Session, SessionChange, SessionCreated, SessionDisk,
-    SessionEndReason, SessionFilter, SessionNetwork, SessionQuarantine, SessionRef, SessionSpec, SessionState,
-    TenantDisk,
+    SessionEndReason, SessionFilter, SessionNetwork, SessionQuarantine, SessionRef, SessionSpec,
+    SessionState, TenantDisk,
 };
 pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, StoredBytes, Tenant, TenantUsage};
 pub use tenant_lifecycle::TenantDeletion;

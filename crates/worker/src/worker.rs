@@ -321,7 +321,6 @@ impl Shared {
             store: self.store.clone(),
             lease: self.lease.clone(),
             sessions: self.sessions.clone(),
-            runs: self.runs.clone(),
             disk: self.disk.clone(),
             space: self.space.clone(),
             memory: Mutex::default(),

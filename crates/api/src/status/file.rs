@@ -112,7 +112,6 @@ impl FileError {
             Cause::Policy => "forbidden by the session's policy",
             Cause::Permission => "forbidden by the file's permissions",
             Cause::TooLarge => "larger than the maximum file size of this session (16 MiB to edit a file)",
-            Cause::SessionFull => "the session's files exceed its limit; remove some",
             Cause::DiskFull => {
                 "the worker's disk is full, or has less free than its reserve; remove files (`codelia rm`) or close \
                  sessions, or ask an operator for space"
@@ -121,6 +120,7 @@ impl FileError {
                 "quota `disk_bytes` reached; remove files (`codelia rm`) or close sessions, or ask an operator to \
                  raise it"
             }
+            Cause::SessionFull => "the session's files exceed its limit; remove some",
             Cause::Changed => "the file was replaced; read it again and retry",
             Cause::TextAbsent => "text to replace not found in the file",
             Cause::TextAmbiguous => "text to replace occurs more than once; extend it or set `replace_all`",

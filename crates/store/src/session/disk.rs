@@ -95,8 +95,12 @@ impl Store {
             };
             let bytes = (row.bytes_before, row.bytes_now);
             let inodes = (row.inodes_before, row.inodes_now);
-            let crossed = crossings("limits.disk_bytes", bytes, row.bytes, row.max_bytes)
-                .chain(crossings("limits.inodes", inodes, row.inodes, row.max_inodes));
+            let crossed = crossings("limits.disk_bytes", bytes, row.bytes, row.max_bytes).chain(crossings(
+                "limits.inodes",
+                inodes,
+                row.inodes,
+                row.max_inodes,
+            ));
             events.extend(crossed.map(|body| (subject.clone(), body)));
             reported.sessions.push(SessionId(row.id));
             tenants.push(row.tenant_id);

@@ -59,7 +59,16 @@ async fn reports_add_up_and_return_to_zero() {
     let worker = fixture.worker("w").await;
     let (first, lease) = leased(&fixture, &worker).await;
     let (second, other) = leased(&fixture, &worker).await;
-    assert!(fixture.store.session_get(&fixture.tenant, &SessionRef::Id(first.id)).await.unwrap().unwrap().disk.is_none());
+    assert!(
+        fixture
+            .store
+            .session_get(&fixture.tenant, &SessionRef::Id(first.id))
+            .await
+            .unwrap()
+            .unwrap()
+            .disk
+            .is_none()
+    );
 
     let stored = send(&fixture, &worker, &[report(&lease, 3 * MIB, 7), report(&other, MIB, 1)]).await;
     assert_eq!(stored.sessions.len(), 2);
@@ -77,7 +86,11 @@ async fn reports_add_up_and_return_to_zero() {
     assert!(listed.iter().all(|session| session.disk.is_some()));
 
     fixture.store.session_close(&fixture.tenant, &SessionRef::Id(second.id)).await.unwrap();
-    assert_eq!(used(&fixture).await, 3 * 1024 * 1024, "the files of an ended session are there until removed");
+    assert_eq!(
+        used(&fixture).await,
+        3 * 1024 * 1024,
+        "the files of an ended session are there until removed"
+    );
     remove(&fixture, &second).await;
     assert_eq!(used(&fixture).await, 2 * 1024 * 1024);
     remove(&fixture, &first).await;
@@ -134,10 +147,7 @@ async fn events_are_recorded_once_for_each_crossing() {
     let mut found = crossings(&fixture).await;
     assert_eq!(found.drain(..2).collect::<Vec<_>>(), [(near, bytes(), 80), (reached, bytes(), 100)]);
     found.sort_by_key(|(_, field, percent)| (field.clone(), *percent));
-    assert_eq!(
-        found,
-        [(near, bytes(), 80), (reached, bytes(), 100), (near, "limits.inodes".to_owned(), 80)]
-    );
+    assert_eq!(found, [(near, bytes(), 80), (reached, bytes(), 100), (near, "limits.inodes".to_owned(), 80)]);
     fixture.end().await;
 }
 

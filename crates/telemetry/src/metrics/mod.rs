@@ -22,12 +22,13 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Histogram, Meter, ObservableGauge},
 };
 
+use self::{
+    disk::DiskMetrics, egress::EgressMetrics, escape::EscapeMetrics, flags::FlagMetrics,
+    removals::RemovalMetrics,
+};
 pub use self::{
     disk::{DiskCause, DiskEffect},
     step::Step,
-};
-use self::{
-    disk::DiskMetrics, egress::EgressMetrics, escape::EscapeMetrics, flags::FlagMetrics, removals::RemovalMetrics,
 };
 use crate::{latency_window::LatencyWindows, trace};
 

@@ -8,6 +8,7 @@ use std::{
 
 use codelia_backends::UsageReader;
 use codelia_policy::{DiskLimits, Limit};
+use codelia_telemetry::DiskCause;
 use codelia_types::{DiskMechanism, DiskUsage};
 
 use super::{
@@ -204,8 +205,8 @@ impl Account {
         self.schedule.is_stale && self.schedule.ended_at.is_none_or(is_due)
     }
 
-    pub(super) fn stop_runs(&self, limit: Limit) {
-        self.runs.iter().for_each(|run| run.stop(limit));
+    pub(super) fn stop_runs(&self, limit: Limit, cause: DiskCause) {
+        self.runs.iter().for_each(|run| run.stop(limit, cause));
     }
 
     /// When the next measurement is due; `None` if nothing needs one.
@@ -282,11 +283,11 @@ impl Account {
         let exceeded: Vec<_> =
             self.runs.iter().filter_map(|run| run.exceeds(usage).map(|limit| (run, limit))).collect();
         if self.is_suspect {
-            exceeded.iter().for_each(|(run, limit)| run.stop(*limit));
+            exceeded.iter().for_each(|(run, limit)| run.stop(*limit, DiskCause::Session));
         }
         self.is_suspect = !self.is_suspect && !exceeded.is_empty();
         if self.disturbed >= MAX_DISTURBED {
-            self.stop_runs(Limit::Inodes);
+            self.stop_runs(Limit::Inodes, DiskCause::Session);
         }
     }
 

@@ -26,9 +26,11 @@ use std::{
 };
 
 use codelia_policy::{DiskLimits, Ids, Limit};
+use codelia_telemetry::DiskCause;
 use codelia_types::{DiskMechanism, DiskUsage, Mode, SessionId};
 use tokio::{runtime::Handle, sync::Notify, task::spawn_blocking};
 
+pub use self::space::root_space;
 use self::{account::Account, monitor::Begun, run_watch::RunWatch, scan::Found};
 pub use self::choice::{DiskChoice, DiskError, DiskReport, Missing, check_disk};
 pub(crate) use self::{
@@ -38,7 +40,6 @@ pub(crate) use self::{
     run_watch::WatchedRun,
     space::Space,
 };
-pub use self::space::root_space;
 
 /// How long a file call waits for a measurement of its session.
 const CALL_MEASURE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -197,9 +198,9 @@ impl Disk {
     }
 
     /// Stops all runs of a session as `limit`, such as when its tenant has no room left.
-    pub(crate) fn stop_runs(&self, session: SessionId, limit: Limit) {
+    pub(crate) fn stop_runs(&self, session: SessionId, limit: Limit, cause: DiskCause) {
         if let Some(account) = self.lock().get(&session) {
-            account.stop_runs(limit);
+            account.stop_runs(limit, cause);
         }
     }
 

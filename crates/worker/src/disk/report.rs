@@ -9,15 +9,12 @@ use std::{
 
 use codelia_policy::{DiskLimits, Limit};
 use codelia_store::{DiskReport, DiskReported, DiskSpace, Error, Store};
-use codelia_telemetry::{DiskCause, DiskEffect, metrics};
+use codelia_telemetry::{DiskCause, metrics};
 use codelia_types::{DiskUsage, SessionId, TenantId};
 use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{Disk, Space};
-use crate::{
-    lease::{sessions::Sessions, worker_lease::LeaseHandle},
-    run::registry::RunRegistry,
-};
+use crate::lease::{sessions::Sessions, worker_lease::LeaseHandle};
 
 /// A change of less than this and of less than 1 % is not reported.
 const MIN_CHANGE_BYTES: u64 = 1024 * 1024;
@@ -32,7 +29,6 @@ pub(crate) struct DiskReporter {
     pub(crate) store: Store,
     pub(crate) lease: LeaseHandle,
     pub(crate) sessions: Arc<Sessions>,
-    pub(crate) runs: Arc<RunRegistry>,
     pub(crate) disk: Arc<Disk>,
     pub(crate) space: Arc<Space>,
     pub(crate) memory: Mutex<Memory>,
@@ -43,7 +39,7 @@ pub(crate) struct DiskReporter {
 pub(crate) struct Memory {
     /// What the store has of each held session.
     stored: HashMap<SessionId, DiskUsage>,
-    /// What each held session used at the last look at the space.
+    /// What each held session used at the last look at the space, while that is short.
     seen: HashMap<SessionId, u64>,
     /// Tenants at their quota.
     full: HashSet<TenantId>,
@@ -142,9 +138,10 @@ impl DiskReporter {
             }
         };
         metrics().disk_space(measured.free, measured.reserve);
-        let grown = self.grown();
         if measured.is_short {
-            self.stop(grown.into_iter(), DiskCause::Reserve);
+            self.stop(self.grown().into_iter(), DiskCause::Reserve);
+        } else {
+            self.lock().seen.clear();
         }
         self.store_space(measured).await
     }
@@ -179,12 +176,7 @@ impl DiskReporter {
 
     /// Stops the runs of these sessions.
     fn stop(&self, sessions: impl Iterator<Item = SessionId>, cause: DiskCause) {
-        let active: HashSet<SessionId> =
-            self.runs.all_active().iter().map(|run| run.assigned.session).collect();
-        for session in sessions.filter(|session| active.contains(session)) {
-            metrics().disk_limited(cause, DiskEffect::RunStopped);
-            self.disk.stop_runs(session, Limit::DiskBytes);
-        }
+        sessions.for_each(|session| self.disk.stop_runs(session, Limit::DiskBytes, cause));
     }
 
     fn lock(&self) -> MutexGuard<'_, Memory> {

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use codelia_backends::UsageReader;
 use codelia_policy::{DiskLimits, Limit};
+use codelia_telemetry::{DiskCause, DiskEffect, metrics};
 use codelia_types::{DiskUsage, SessionId};
 use tokio_util::sync::CancellationToken;
 
@@ -58,9 +59,11 @@ impl RunWatch {
         bytes.or_else(|| (usage.inodes > allowed.inodes).then_some(Limit::Inodes))
     }
 
-    /// Has the run stopped.
-    pub(super) fn stop(&self, limit: Limit) {
-        self.exceeded.get_or_init(|| limit);
+    /// Has the run stopped. Counts it once.
+    pub(super) fn stop(&self, limit: Limit, cause: DiskCause) {
+        if self.exceeded.set(limit).is_ok() {
+            metrics().disk_limited(cause, DiskEffect::RunStopped);
+        }
         self.stop.cancel();
     }
 }

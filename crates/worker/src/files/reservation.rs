@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use codelia_telemetry::{DiskCause, DiskEffect, metrics};
 use codelia_types::{DiskUsage, SessionId};
 
 use super::error::FileError;
@@ -41,7 +42,9 @@ impl Reservation {
                 // Near the limit there may be room for this, although not for a batch.
                 Err(_) => {
                     let exact = DiskUsage { bytes, inodes };
-                    self.disk.reserve(self.session, exact)?;
+                    self.disk.reserve(self.session, exact).inspect_err(|_| {
+                        metrics().disk_limited(DiskCause::Session, DiskEffect::CallRefused);
+                    })?;
                     exact
                 }
             };

@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 use codelia_backends::{Backend, Prepared};
 use codelia_policy::{HostInfo, Ids, Limit, Plan, PlanError, PlanTarget, RunSpec, RunTool, home_dirs};
 use codelia_store::{ToolWithdrawn, Withdrawn};
-use codelia_telemetry::{Permit, TenantPool};
+use codelia_telemetry::{DiskCause, DiskEffect, Permit, TenantPool, metrics};
 use codelia_types::{Mode, NetworkMode, Reason, Refusal, SessionId, TenantId};
 use tokio::task::spawn_blocking;
 
@@ -316,6 +316,7 @@ pub(crate) fn no_secrets(why: &str) -> Denial {
 
 /// A session that uses far more than its limit. Only file calls can make room.
 pub(crate) fn session_full(full: DiskFull) -> Denial {
+    metrics().disk_limited(DiskCause::Session, DiskEffect::RunRefused);
     let DiskFull { limit, used, max } = full;
     let unit = if limit == Limit::Inodes { "files" } else { "bytes" };
     let message = format!(
