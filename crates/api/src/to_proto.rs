@@ -66,6 +66,8 @@ pub(crate) fn profile(name: &str, profile: &Profile) -> v1::Profile {
         env: profile.env.clone().into_iter().collect(),
         limits: Some((&profile.limits).into()),
         built_in: profile.is_built_in,
+    }
+}
 
 /// A session in a listing: without its policy, which may be large.
 pub(crate) fn session_summary(row: Session) -> v1::Session {

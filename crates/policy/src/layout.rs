@@ -187,6 +187,8 @@ fn writable_targets(mounts: &[Mount]) -> Vec<PathBuf> {
     let is_writable = |mount: &&Mount| match mount {
         Mount::Bind { writable, .. } => *writable,
         Mount::Overlay { .. } | Mount::Transaction { .. } | Mount::Tmpfs { .. } => true,
+        // Another session may have written to it.
+        Mount::Volume { .. } => true,
         Mount::Runtime { .. } | Mount::Proc | Mount::Dev => false,
         Mount::Symlink { .. } | Mount::File { .. } | Mount::Hidden { .. } => false,
     };
