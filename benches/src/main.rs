@@ -6,6 +6,7 @@
 
 mod bare;
 mod database;
+mod disk;
 mod egress;
 mod idle;
 mod isolated;
@@ -39,8 +40,19 @@ const TURN: Duration = Duration::from_secs(2);
 /// What is measured if no part is named, in about ten minutes.
 const PARTS: [&str; 6] = ["spine", "isolated", "neighbours", "peers", "capacity", "scaling"];
 /// Parts that must be named. Some take hours at full size.
-const NAMED_PARTS: [&str; 10] =
-    ["cpu_idle", "egress", "scrape", "idle", "growth", "lists", "backlog", "snapshot", "retention", "cells"];
+const NAMED_PARTS: [&str; 11] = [
+    "cpu_idle",
+    "disk",
+    "egress",
+    "scrape",
+    "idle",
+    "growth",
+    "lists",
+    "backlog",
+    "snapshot",
+    "retention",
+    "cells",
+];
 /// Also writes the plots to the documentation.
 const DOCS: &str = "--docs";
 
@@ -95,6 +107,7 @@ impl Bench {
             "isolated" => isolated::measure(server, cores).await?,
             "neighbours" => neighbours::measure(server, cores, false).await?,
             "cpu_idle" => neighbours::measure(server, cores, true).await?,
+            "disk" => disk::measure(server).await?,
             "egress" => egress::measure(server).await?,
             "scrape" => scrape::measure(server, cores).await?,
             "peers" => peers::measure(server, cores).await?,
