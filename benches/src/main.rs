@@ -6,6 +6,7 @@
 
 mod bare;
 mod database;
+mod disk;
 mod egress;
 mod files;
 mod idle;
@@ -40,8 +41,9 @@ const TURN: Duration = Duration::from_secs(2);
 /// What is measured if no part is named, in about ten minutes.
 const PARTS: [&str; 6] = ["spine", "isolated", "neighbours", "peers", "capacity", "scaling"];
 /// Parts that must be named. Some take hours at full size.
-const NAMED_PARTS: [&str; 11] = [
+const NAMED_PARTS: [&str; 12] = [
     "cpu_idle",
+    "disk",
     "egress",
     "files",
     "scrape",
@@ -107,6 +109,7 @@ impl Bench {
             "isolated" => isolated::measure(server, cores).await?,
             "neighbours" => neighbours::measure(server, cores, false).await?,
             "cpu_idle" => neighbours::measure(server, cores, true).await?,
+            "disk" => disk::measure(server).await?,
             "egress" => egress::measure(server).await?,
             "files" => files::measure(server, numbers(&[files::MEBIBYTES])?[0]).await?,
             "scrape" => scrape::measure(server, cores).await?,

@@ -126,11 +126,6 @@ impl Disk {
         self.ended.notify_all();
     }
 
-    /// The last known usage of a session, and its limits. `None` if it is not held or not measured yet.
-    pub(crate) fn usage(&self, session: SessionId) -> Option<(DiskUsage, DiskLimits)> {
-        self.lock().get(&session).and_then(Account::usage)
-    }
-
     /// The last known usage of all sessions that were measured.
     pub(crate) fn usages(&self) -> Vec<(SessionId, DiskUsage, DiskLimits)> {
         let known = |(id, account): (&SessionId, &Account)| {

@@ -191,7 +191,9 @@ impl SessionRoot {
         let removed = removed.map_err(RootError::at("remove the disk image of", &from))?;
         let bytes = removed + self.discard(&from, &name)?;
         if let Some(uid) = owner {
-            let released = self.quota.as_ref().map_or(Ok(()), |quota| quota.release(uid));
+            // A directory that never had its owner belongs to root.
+            let quota = self.quota.as_ref().filter(|_| uid != 0);
+            let released = quota.map_or(Ok(()), |quota| quota.release(uid));
             released.map_err(RootError::at("remove the quota of", &from))?;
             self.users.free(id, uid).map_err(RootError::at("free the user id of", &from))?;
         }

@@ -95,8 +95,8 @@ impl Images {
         self.directory.join(format!("{session}.users"))
     }
 
-    /// Mounts an image on a directory, unless it is.
-    fn mount(&self, image: &Path, directory: &Path) -> io::Result<()> {
+    /// Mounts an image on a directory, unless it is. A new image was never mounted.
+    fn mount(&self, image: &Path, directory: &Path, is_new: bool) -> io::Result<()> {
         match DirBuilder::new().mode(0o700).create(directory) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
             _ => {}
@@ -106,11 +106,14 @@ impl Images {
         }
         // Not the descriptor with the lock: the device keeps this one open.
         let file = File::options().read(true).write(true).open(image)?;
-        let device = match LoopDevice::of(&file).map_err(io::Error::other)? {
+        let attached = if is_new { None } else { LoopDevice::of(&file).map_err(io::Error::other)? };
+        let device = match attached {
             // Another mount namespace has it mounted: both then show one file system.
             Some(device) => device,
             None => {
-                self.formatter.check(image)?;
+                if !is_new {
+                    self.formatter.check(image)?;
+                }
                 LoopDevice::attach(&file, image).map_err(io::Error::other)?
             }
         };
@@ -189,7 +192,8 @@ impl Quota for Images {
 
     fn open(&self, session: SessionId, directory: &Path, limits: DiskLimits) -> io::Result<()> {
         let image = self.image(session);
-        if !image.try_exists()? {
+        let is_new = !image.try_exists()?;
+        if is_new {
             if directory.join("workspace").try_exists()? {
                 return Ok(());
             }
@@ -200,7 +204,7 @@ impl Quota for Images {
         let users =
             File::options().write(true).create(true).truncate(false).mode(0o600).open(self.users(session))?;
         flock(&users, FlockOperation::LockShared)?;
-        self.mount(&image, directory)?;
+        self.mount(&image, directory, is_new)?;
         self.lock().held.insert(session, Mount { directory: directory.to_owned(), limits, users });
         Ok(())
     }
