@@ -14,7 +14,7 @@ const FEW: i64 = 3000;
 const EXPIRED: &str = "UPDATE sessions SET expires_at = now() - interval '1 hour', check_at = now()";
 
 impl Fixture {
-    async fn end_reason(&self, session: SessionId) -> Option<SessionEndReason> {
+    pub(crate) async fn end_reason(&self, session: SessionId) -> Option<SessionEndReason> {
         let found = self.store.session_get(&self.tenant, &SessionRef::Id(session)).await.unwrap();
         found.unwrap().end_reason
     }
