@@ -78,29 +78,21 @@ async fn changes_are_reported_in_order() -> Result<()> {
     let seen = deep.until_created("d/end").await?;
     assert!(seen.iter().any(|event| event.kind() == Kind::Modified && event.path == "d/f"), "{seen:?}");
     assert!(seen.iter().all(|event| event.time.is_some_and(|time| time.seconds > 1_700_000_000)));
-    // Every file in a new directory is reported, some of them twice.
-    let mut expected = vec![
+    let expected = [
         (Renamed, "d/g", "d/f"),
         (Renamed, "d/sub/g", "d/g"),
         (Removed, "d/sub/g", ""),
         (Removed, "d/sub/f", ""),
         (Created, "d/new", ""),
         (Renamed, "d/sub/moved", "d/new"),
-        (Created, "d/sub/moved/y", ""),
         (Removed, "d/sub/moved", ""),
         (Created, "d/end", ""),
     ];
+    // Files in a directory that is gone when the worker looks may be left out.
+    let is_inside = |path: &str| path.starts_with("d/new/") || path.starts_with("d/sub/moved/");
     let mut rest = shown(&seen);
-    rest.retain(|event| match expected.first() {
-        Some(first) if first == event => {
-            expected.remove(0);
-            false
-        }
-        _ => true,
-    });
-    // Events of directories that were gone when the worker looked are left out.
-    expected.retain(|(_, path, _)| !path.starts_with("d/sub/moved/"));
-    assert_eq!(expected, [], "missing or in another order: {:?}", shown(&seen));
+    rest.retain(|(_, path, _)| !is_inside(path));
+    assert_eq!(rest, expected);
     assert!(!shown(&seen).iter().any(|(_, path, _)| path.contains("other")), "{seen:?}");
     let seen = flat.until_created("d/end").await?;
     assert!(!shown(&seen).iter().any(|(_, path, _)| path.starts_with("d/sub/")), "{seen:?}");

@@ -51,9 +51,10 @@ pub(crate) async fn cp(client: &Client, args: &args::Cp, output: Output) -> Resu
             None => std::future::pending().await,
         }
     };
-    let on_signal = match args.resume {
-        true => "interrupted; repeat the command to continue",
-        false => "interrupted; incomplete files were removed",
+    let on_signal = if args.resume {
+        "interrupted; repeat the command to continue"
+    } else {
+        "interrupted; incomplete files were removed"
     };
     let copied = tokio::select! {
         copied = copy.all() => copied,
