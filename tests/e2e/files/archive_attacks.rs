@@ -12,7 +12,7 @@ use tonic::Code;
 use super::{
     archive_bytes::{Archive, zstd},
     permissions::with_policy,
-    workspace::{Isolated, Workspace, outcome, refused},
+    workspace::{Isolated, Workspace, directory, outcome, refused},
 };
 
 #[tokio::test]
@@ -76,6 +76,45 @@ async fn hostile_members_are_refused() -> Result<()> {
     let left: Vec<_> = fs::read_dir(&outside)?.flatten().map(|entry| entry.file_name()).collect();
     assert_eq!(left, ["f"]);
     assert_eq!(fs::read_to_string(outside.join("f"))?, "outside");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn hostile_names_arrive_as_they_are() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    let workspace = Workspace::new(&client, &session.name);
+    let names: [&[u8]; 8] = [
+        b"new\nline",
+        b"\x1b]0;owned\x07",
+        b"\xff\xfe not UTF-8",
+        b"-rf",
+        b"...",
+        b" ",
+        b"back\\slash",
+        "\u{202e}right to left".as_bytes(),
+    ];
+    let archive =
+        names.iter().fold(Archive::default(), |archive, name| archive.member(b'0', name, b"", b"x"));
+    assert_eq!(workspace.import("d", &archive.finish(), false).await?.entries, 8);
+    let directory = directory(&cluster, &session)?.join("d");
+    let mut found: Vec<_> =
+        fs::read_dir(&directory)?.flatten().map(|entry| entry.file_name().into_encoded_bytes()).collect();
+    found.sort();
+    let mut expected = names.map(<[u8]>::to_vec);
+    expected.sort();
+    assert_eq!(found, expected);
+    // The name ends at the NUL byte, so the rest of it is not a way up.
+    let cut = Archive::default().member(b'0', b"cut\0/../../evil", b"", b"x").finish();
+    workspace.import("e", &cut, false).await?;
+    assert_eq!(workspace.list("e", 0).await?, [["e/cut"]]);
+    for (what, name) in [("no name", &b""[..]), ("the root", b"/"), ("only a parent", b"a/..")] {
+        let archive = Archive::default().member(b'0', name, b"", b"x").finish();
+        let code = outcome(workspace.import("f", &archive, false).await).0;
+        assert_ne!(code, Code::Ok, "{what}");
+        assert_eq!(outcome(workspace.stat("f").await).0, Code::NotFound, "{what} left something");
+    }
     cluster.end().await
 }
 

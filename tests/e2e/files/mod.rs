@@ -10,6 +10,7 @@ mod links;
 mod permissions;
 mod refusals;
 mod sessions;
+mod swaps;
 mod tree;
 mod uploads;
 mod workspace;
