@@ -7,6 +7,7 @@
 mod bare;
 mod database;
 mod egress;
+mod files;
 mod idle;
 mod isolated;
 mod measure;
@@ -39,8 +40,19 @@ const TURN: Duration = Duration::from_secs(2);
 /// What is measured if no part is named, in about ten minutes.
 const PARTS: [&str; 6] = ["spine", "isolated", "neighbours", "peers", "capacity", "scaling"];
 /// Parts that must be named. Some take hours at full size.
-const NAMED_PARTS: [&str; 10] =
-    ["cpu_idle", "egress", "scrape", "idle", "growth", "lists", "backlog", "snapshot", "retention", "cells"];
+const NAMED_PARTS: [&str; 11] = [
+    "cpu_idle",
+    "egress",
+    "files",
+    "scrape",
+    "idle",
+    "growth",
+    "lists",
+    "backlog",
+    "snapshot",
+    "retention",
+    "cells",
+];
 /// Also writes the plots to the documentation.
 const DOCS: &str = "--docs";
 
@@ -96,6 +108,7 @@ impl Bench {
             "neighbours" => neighbours::measure(server, cores, false).await?,
             "cpu_idle" => neighbours::measure(server, cores, true).await?,
             "egress" => egress::measure(server).await?,
+            "files" => files::measure(server, numbers(&[files::MEBIBYTES])?[0]).await?,
             "scrape" => scrape::measure(server, cores).await?,
             "peers" => peers::measure(server, cores).await?,
             "scaling" => scaling::measure(server, cores, &numbers(&scaling::ENDED_RUNS)?).await?,
