@@ -369,6 +369,9 @@ fn of_files(method: &str, parent: String) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.FileService.ExportFiles" => {
             ExportFilesRequest { parent, ..Default::default() }.encode_to_vec()
         }
+        "codelia.v1.FileService.WatchFiles" => {
+            WatchFilesRequest { parent, ..Default::default() }.encode_to_vec()
+        }
         "codelia.v1.FileService.ImportFiles" => {
             let open = ImportFilesOpen { parent, ..Default::default() };
             ImportFilesRequest { kind: Some(import_files_request::Kind::Open(open)) }.encode_to_vec()

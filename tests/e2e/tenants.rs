@@ -267,6 +267,9 @@ fn of_files(method: &str, ids: &Ids) -> Option<Expected> {
         "codelia.v1.FileService.ExportFiles" => {
             not_found(sessions().map(|parent| ExportFilesRequest { parent, ..Default::default() }))
         }
+        "codelia.v1.FileService.WatchFiles" => {
+            not_found(sessions().map(|parent| WatchFilesRequest { parent, ..Default::default() }))
+        }
         "codelia.v1.FileService.ImportFiles" => not_found(sessions().map(|parent| {
             let open = ImportFilesOpen { parent, ..Default::default() };
             ImportFilesRequest { kind: Some(import_files_request::Kind::Open(open)) }

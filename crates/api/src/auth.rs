@@ -61,9 +61,10 @@ const SCOPE_METHODS: [&str; 6] = [
     "ListProjects",
 ];
 /// Calls that may stay open as long as a run, or longer.
-const WATCHES: [&str; 3] = [
+const WATCHES: [&str; 4] = [
     "/codelia.v1.RunService/WatchRun",
     "/codelia.v1.ApprovalService/WatchApprovals",
+    "/codelia.v1.FileService/WatchFiles",
     "/codelia.v1.AuditService/VerifyEvents",
 ];
 /// Calls that record a run or a session. The statement that does so checks the key again, so a key that was

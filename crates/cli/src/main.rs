@@ -152,6 +152,7 @@ async fn call(
         Command::Mv(args) => files::mv(client, &args, output).await?,
         Command::Export(args) => return files::export(client, &args, output).await,
         Command::Import(args) => files::import(client, &args, output).await?,
+        Command::Watch(args) => files::watch(client, &args, output).await?,
         Command::Approvals(args) => approvals::approvals(client, args, output).await?,
         Command::Supervisor(args) => commands::supervisor::supervisor(client, &args).await?,
         Command::Audit(args) => audit::audit(client, args, output).await?,

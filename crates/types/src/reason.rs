@@ -286,6 +286,9 @@ reasons! {
     ArchiveTooLarge = "ARCHIVE_TOO_LARGE",
         "the archive or directory exceeds a limit on entries, bytes, depth, names or compression",
         "split it; compress without `--long` or `--ultra`";
+    WatchLimit = "WATCH_LIMIT",
+        "too many directories are watched: 4096 for a watch, 8 watches for a session, 16 for a tenant, or a limit of the worker",
+        "end other watches, watch a smaller directory, or without `recursive`";
     TooManyFileCalls = "TOO_MANY_FILE_CALLS",
         "too many file calls are open on the worker",
         "retry after the delay in `RetryInfo`";

@@ -13,4 +13,6 @@ mod sessions;
 mod swaps;
 mod tree;
 mod uploads;
+mod watch;
+mod watch_attacks;
 mod workspace;

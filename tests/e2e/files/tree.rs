@@ -187,6 +187,7 @@ type Answer<T> = Result<Response<T>, Status>;
 impl FileService for HostileServer {
     type ReadFileStream = Pin<Box<dyn Stream<Item = Result<ReadFileResponse, Status>> + Send>>;
     type ExportFilesStream = Pin<Box<dyn Stream<Item = Result<v1::ExportFilesResponse, Status>> + Send>>;
+    type WatchFilesStream = Pin<Box<dyn Stream<Item = Result<v1::WatchFilesResponse, Status>> + Send>>;
 
     async fn list_files(&self, request: Request<ListFilesRequest>) -> Answer<ListFilesResponse> {
         let file = |path: &str, kind: FileKind| File {
@@ -255,6 +256,10 @@ impl FileService for HostileServer {
 
     async fn export_files(&self, _: Request<v1::ExportFilesRequest>) -> Answer<Self::ExportFilesStream> {
         Err(Status::unimplemented("export"))
+    }
+
+    async fn watch_files(&self, _: Request<v1::WatchFilesRequest>) -> Answer<Self::WatchFilesStream> {
+        Err(Status::unimplemented("watch"))
     }
 
     async fn import_files(

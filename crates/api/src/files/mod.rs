@@ -5,6 +5,7 @@ mod request;
 mod route;
 mod transfer;
 mod traversal;
+mod watch;
 
 use std::{pin::Pin, sync::Arc};
 
@@ -120,6 +121,7 @@ fn single_file(files: Vec<wire::NamedFile>) -> Result<v1::File, ApiError> {
 impl FileService for Files {
     type ReadFileStream = Pin<Box<dyn Stream<Item = Result<v1::ReadFileResponse, Status>> + Send>>;
     type ExportFilesStream = Pin<Box<dyn Stream<Item = Result<v1::ExportFilesResponse, Status>> + Send>>;
+    type WatchFilesStream = Pin<Box<dyn Stream<Item = Result<v1::WatchFilesResponse, Status>> + Send>>;
 
     async fn write_file(
         &self,
@@ -254,6 +256,21 @@ impl FileService for Files {
         let opened = route.export(&request).await;
         let chunks = self.audited(&caller, &route, &request.path, opened).await?;
         Ok(Response::new(Box::pin(transfer::send_download(route, chunks, deadline))))
+    }
+
+    async fn watch_files(
+        &self,
+        request: Request<v1::WatchFilesRequest>,
+    ) -> Result<Response<Self::WatchFilesStream>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let deadline = Deadline::from_request(&request);
+        let mut request = request.into_inner();
+        self.report_traversal(&caller, &request.parent, &[&request.path]).await;
+        request.path = request::directory("path", &request.path)?;
+        let route = self.route(&caller, resource_name::session("parent", &request.parent)?, false);
+        let opened = route.watch(&request).await;
+        let messages = self.audited(&caller, &route, &request.path, opened).await?;
+        Ok(Response::new(Box::pin(watch::send(route, messages, deadline))))
     }
 
     async fn import_files(

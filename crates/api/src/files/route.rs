@@ -94,6 +94,18 @@ impl SessionRoute {
         .await
     }
 
+    /// Begins to watch a directory.
+    pub(super) async fn watch(
+        &self,
+        request: &v1::WatchFilesRequest,
+    ) -> Result<(SessionId, Streaming<wire::WatchFilesResponse>), ApiError> {
+        self.call_holder(|mut client, session| {
+            let request = wire::WatchFilesRequest { session: Some(session), request: Some(request.clone()) };
+            async move { client.watch_files(request).await }
+        })
+        .await
+    }
+
     /// Calls the holder. A worker that no longer holds the session has done nothing, so the call is
     /// retried with the next holder.
     async fn call_holder<T, F>(

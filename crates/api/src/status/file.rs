@@ -113,6 +113,10 @@ impl FileError {
                 "exceeds a limit of archives: 200000 entries, 64 GiB, 100 levels, paths of \
                                        4095 bytes, zstd windows of 8 MiB, compression by 1000"
             }
+            Cause::WatchLimit => {
+                "too many directories are watched: at most 4096 for a watch, 8 watches for a session, 16 for a \
+                 tenant, and limits of the worker"
+            }
             Cause::Stalled => "the stream stalled; start again",
             Cause::Failed | Cause::Unspecified => "internal error; report the x-request-id to the operator",
         }
@@ -143,6 +147,7 @@ impl FileError {
             Cause::TimedOut => (Code::DeadlineExceeded, Reason::FileCallTimeout),
             Cause::ArchiveInvalid => (Code::InvalidArgument, Reason::ArchiveInvalid),
             Cause::ArchiveTooLarge => (Code::ResourceExhausted, Reason::ArchiveTooLarge),
+            Cause::WatchLimit => (Code::ResourceExhausted, Reason::WatchLimit),
             Cause::Stalled => (Code::Aborted, Reason::StreamStalled),
             Cause::Failed | Cause::Unspecified => (Code::Internal, Reason::Internal),
         }

@@ -1,5 +1,5 @@
-//! Arguments of the file commands: `codelia cp`, `cat`, `ls`, `rm`, `mkdir`, `mv`, `export` and
-//! `import`.
+//! Arguments of the file commands: `codelia cp`, `cat`, `ls`, `rm`, `mkdir`, `mv`, `export`,
+//! `import` and `watch`.
 
 use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
 
@@ -15,12 +15,18 @@ slash in a session. Missing directories in a session are created. A directory is
 existing directory, else under the new name. Links and special files in a directory are skipped
 with a message.
 
+With --resume, files that the destination has already are skipped: those of the same size that are
+not older than the source. A download that is interrupted leaves a hidden file next to its
+destination (.codelia-*.part), and the next one continues it, unless the source has changed. A file
+that is interrupted while it is uploaded is uploaded again from its beginning.
+
 Examples:
   codelia cp notes.txt work:             into the workspace of session `work`
   codelia cp notes.txt work:docs/new.txt under another name
   codelia cp a.txt b.txt work:docs/      several files
   codelia cp -r src work:                a directory with everything in it
   codelia cp -r work:out results         out of the session
+  codelia cp -r --resume work:out res    continue a copy that was interrupted
   tar c src | codelia cp - work:src.tar  from stdin
   codelia cp work:out.log - | less       to stdout")]
 pub(crate) struct Cp {
@@ -36,6 +42,9 @@ pub(crate) struct Cp {
     /// Replace existing local files
     #[arg(short, long)]
     pub(crate) force: bool,
+    /// Continue a copy that was interrupted: skip complete files, continue downloads
+    #[arg(long)]
+    pub(crate) resume: bool,
 }
 
 #[derive(Debug, Args)]
@@ -148,6 +157,25 @@ pub(crate) struct Import {
     /// Replace existing files
     #[arg(short, long)]
     pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Prints a line for each change: created, modified, removed, renamed, or overflow, after which some
+changes are missing and the directory should be listed again. With --json each line is an object.
+Ends with the session. At most 4096 directories are watched; links are not followed.
+
+Examples:
+  codelia watch work
+  codelia watch -r work:src
+  codelia watch -r --json work | jq -r .path")]
+pub(crate) struct Watch {
+    /// Session, or a directory in it [default path: the workspace]
+    #[arg(value_name = "SESSION[:DIRECTORY]")]
+    pub(crate) path: String,
+    /// Also watch the directories in it
+    #[arg(short, long)]
+    pub(crate) recursive: bool,
 }
 
 /// Source or destination of a copy.

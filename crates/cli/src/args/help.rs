@@ -25,7 +25,10 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ),
     (
         "Sessions and files",
-        &["session", "cp", "cat", "ls", "rm", "mkdir", "mv", "export", "import", "policy", "projects"],
+        &[
+            "session", "cp", "cat", "ls", "rm", "mkdir", "mv", "export", "import", "watch", "policy",
+            "projects",
+        ],
     ),
     ("This machine", &["up", "down", "doctor", "api", "worker", "migrate"]),
     ("Administration", &["admin", "certs", "tenants", "keys", "workers", "flags", "tools", "audit"]),

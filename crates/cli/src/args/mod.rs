@@ -35,7 +35,7 @@ pub(crate) use self::{
     audit::{Audit, AuditCommand},
     certs::{Certs, DevCerts},
     context::Context,
-    files::{Cat, CopyPath, Cp, Export, Import, Ls, Mkdir, Mv, Rm, SessionPath},
+    files::{Cat, CopyPath, Cp, Export, Import, Ls, Mkdir, Mv, Rm, SessionPath, Watch},
     flags::{Flags, SetFlag},
     policy::{Policy, ScopeArgs},
     run::{
@@ -186,6 +186,8 @@ are several.")]
     Export(Export),
     /// Unpack a tar archive in a session
     Import(Import),
+    /// Print changes of a directory of a session as they happen
+    Watch(Watch),
     /// Validate, explain, store and try policies
     #[command(subcommand)]
     Policy(Policy),

@@ -3,7 +3,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    os::fd::OwnedFd,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Component, Path, PathBuf},
 };
 
@@ -66,6 +66,12 @@ impl Root {
         };
         walk.push_pending(path)?;
         walk.run(final_symlink)
+    }
+}
+
+impl AsFd for Root {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

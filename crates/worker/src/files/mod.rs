@@ -9,6 +9,7 @@ mod error;
 mod limiter;
 mod listing;
 mod upload;
+mod watch;
 mod workspace;
 
 use std::{fs::File, path::Path, pin::Pin, sync::Arc, time::Duration};
@@ -18,9 +19,9 @@ use codelia_proto::{
     internal::v1::{
         CallFileRequest, CallFileResponse, DecideChangesRequest, DecideChangesResponse, ExportFilesRequest,
         ExportFilesResponse, FileRefusalReason as Reason, HeldSession, ImportFilesRequest,
-        ImportFilesResponse, ReadFileRequest, ReadFileResponse, WriteFileRequest, WriteFileResponse,
-        call_file_request::Call, import_files_request, worker_file_service_server::WorkerFileService,
-        write_file_request::Kind,
+        ImportFilesResponse, ReadFileRequest, ReadFileResponse, WatchFilesRequest, WatchFilesResponse,
+        WriteFileRequest, WriteFileResponse, call_file_request::Call, import_files_request,
+        worker_file_service_server::WorkerFileService, write_file_request::Kind,
     },
     v1::{self, read_file_response},
 };
@@ -35,6 +36,7 @@ use self::{
     error::FileError,
     limiter::{CallLimiter, CallPermit},
     upload::{Upload, WriteOptions, read_at},
+    watch::{WatchLimiter, Watcher},
     workspace::{Use, Workspace, describe},
 };
 use crate::run::held::{Decider, NotDecided};
@@ -52,11 +54,12 @@ pub(crate) struct FileService {
     workspaces: Workspaces,
     decider: Arc<Decider>,
     limiter: Arc<CallLimiter>,
+    watches: Arc<WatchLimiter>,
 }
 
 impl FileService {
     pub(crate) fn new(workspaces: Workspaces, decider: Arc<Decider>) -> Self {
-        Self { workspaces, decider, limiter: Arc::default() }
+        Self { workspaces, decider, limiter: Arc::default(), watches: Arc::default() }
     }
 
     /// Admits a call and opens its workspace.
@@ -150,6 +153,16 @@ impl FileService {
         let request = request.request.ok_or(Reason::Impossible)?;
         let export = blocking(move || Export::begin(workspace, permits, &request)).await;
         export.map_err(FileError::at("path"))
+    }
+
+    async fn watch(&self, request: WatchFilesRequest) -> Result<Watcher, FileError> {
+        let session = request.session.clone().ok_or(Reason::NotHeld)?;
+        let workspace = self.open(request.session, Use::Read).await?;
+        let id = session.session_id.parse().map_err(|_| Reason::NotHeld)?;
+        let permit = self.watches.try_acquire(&session.tenant_id, id).ok_or(Reason::WatchLimit)?;
+        let request = request.request.ok_or(Reason::Impossible)?;
+        let watcher = blocking(move || Watcher::begin(workspace, permit, &request)).await;
+        watcher.map_err(FileError::at("path"))
     }
 
     async fn import(
@@ -269,6 +282,7 @@ impl FileRead {
 impl WorkerFileService for FileService {
     type ReadFileStream = Pin<Box<dyn Stream<Item = Result<ReadFileResponse, Status>> + Send>>;
     type ExportFilesStream = Pin<Box<dyn Stream<Item = Result<ExportFilesResponse, Status>> + Send>>;
+    type WatchFilesStream = Pin<Box<dyn Stream<Item = Result<WatchFilesResponse, Status>> + Send>>;
 
     async fn call_file(
         &self,
@@ -308,6 +322,14 @@ impl WorkerFileService for FileService {
     ) -> Result<Response<Self::ExportFilesStream>, Status> {
         let export = self.export(request.into_inner()).await?;
         Ok(Response::new(Box::pin(export_stream(export))))
+    }
+
+    async fn watch_files(
+        &self,
+        request: Request<WatchFilesRequest>,
+    ) -> Result<Response<Self::WatchFilesStream>, Status> {
+        let watcher = self.watch(request.into_inner()).await?;
+        Ok(Response::new(Box::pin(watch::into_stream(watcher))))
     }
 
     async fn import_files(

@@ -21,8 +21,11 @@ use codelia_proto::{
     v1::{self, FileKind},
 };
 use codelia_sys::{
+    Errno,
     fs_identity::as_user,
-    resolve_beneath::{Entry, FinalSymlink, ResolvedPath, Root, open_directory},
+    resolve_beneath::{
+        Entry, FinalSymlink, ResolvedPath, Root, open_directory, open_directory_without_symlinks,
+    },
 };
 use codelia_types::{LeaseEpoch, Mode, SessionId};
 use rustix::fs::FileType;
@@ -67,7 +70,7 @@ pub(crate) struct Workspace {
     /// When a call with one response must end. Nothing can abort a thread: loops check it.
     deadline: Instant,
     /// Keeps transactional runs away.
-    _use: OwnedRwLockReadGuard<()>,
+    in_use: Option<OwnedRwLockReadGuard<()>>,
     /// Held until the work is done, even if the caller has left.
     pub(crate) permit: CallPermit,
     /// The largest file that its commands may write.
@@ -110,7 +113,7 @@ impl Workspaces {
             max_file_bytes: spec.limits.file_bytes,
             deadline: Instant::now() + self.call_timeout,
             permit,
-            _use: use_of_workspace,
+            in_use: Some(use_of_workspace),
             held: self,
             session,
             epoch,
@@ -126,6 +129,16 @@ impl Workspace {
     pub(crate) fn check_held(&self) -> Result<(), FileError> {
         let is_held = self.held.sessions.for_files(self.session, self.epoch).is_some();
         if is_held && self.held.lease.is_live() { Ok(()) } else { Err(Reason::NotHeld.into()) }
+    }
+
+    /// Lets transactional runs begin although the call continues. It must not change files.
+    pub(crate) fn leave(&mut self) {
+        self.in_use = None;
+    }
+
+    /// Opens a directory of the workspace, not through any symlink.
+    pub(crate) fn open_directory(&self, path: &Path) -> Result<OwnedFd, Errno> {
+        open_directory_without_symlinks(&self.root, path)
     }
 
     /// Fails if the call has taken too long.

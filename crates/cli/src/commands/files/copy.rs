@@ -13,7 +13,7 @@ use super::{
     download::{Target, download},
     has_reason, is_directory, join,
     local_tree::LocalTree,
-    progress, remote_tree, to_json,
+    progress, remote_tree, resume, to_json,
     upload::{Source, upload},
 };
 use crate::{
@@ -38,6 +38,10 @@ pub(crate) async fn cp(client: &Client, args: &args::Cp, output: Output) -> Resu
         args.sources.len() == 1 || args.destination != Stdio,
         "several files cannot be copied to stdout: use `codelia cat`"
     );
+    ensure!(
+        !args.resume || args.destination != Stdio && !args.sources.contains(&Stdio),
+        "--resume needs files: stdin and stdout cannot be continued"
+    );
     let mut copy = Copy { client, args, each: Each::new(output), bar: progress::bar(Some(0)) };
     // Without a temporary file a signal may end the program at once, also while stdout is blocked.
     let mut signals = if matches!(args.destination, Local(_)) { Some(Signals::catch()?) } else { None };
@@ -47,9 +51,14 @@ pub(crate) async fn cp(client: &Client, args: &args::Cp, output: Output) -> Resu
             None => std::future::pending().await,
         }
     };
+    let on_signal = if args.resume {
+        "interrupted; repeat the command to continue"
+    } else {
+        "interrupted; incomplete files were removed"
+    };
     let copied = tokio::select! {
         copied = copy.all() => copied,
-        () = interrupted => Err(anyhow::anyhow!("interrupted; incomplete files were removed")),
+        () = interrupted => Err(anyhow::anyhow!(on_signal)),
     };
     copy.bar.finish_and_clear();
     copied?;
@@ -131,8 +140,18 @@ impl Copy<'_> {
             to.path.clone()
         };
         self.bar.inc_length(source.size.unwrap_or_default());
-        let file = upload(self.client, source, parent.to_owned(), path.clone(), &self.bar).await;
-        file.about_file(&to.session, &path)
+        self.upload(source, parent, &path).await.about_file(&to.session, &path)
+    }
+
+    /// Uploads a file, unless it is complete and the copy continues another one.
+    async fn upload(&self, source: Source, parent: &str, path: &str) -> Result<File> {
+        if self.args.resume
+            && let Some(file) = resume::uploaded(self.client, parent, path, &source).await?
+        {
+            self.bar.inc(size(&file));
+            return Ok(file);
+        }
+        upload(self.client, source, parent.to_owned(), path.to_owned(), &self.bar).await
     }
 
     async fn upload_tree(&mut self, from: &Path, parent: &str, session: &str, to: &str) -> Result<()> {
@@ -149,10 +168,9 @@ impl Copy<'_> {
                 FileType::RegularFile => {
                     let source = tree.read(&entry.path).and_then(|file| Ok(Source::from_file(file)?));
                     match source {
-                        Ok(source) => upload(self.client, source, parent.to_owned(), path.clone(), &self.bar)
-                            .await
-                            .about_file(session, &path)
-                            .map(Some),
+                        Ok(source) => {
+                            self.upload(source, parent, &path).await.about_file(session, &path).map(Some)
+                        }
                         Err(error) => Err(error),
                     }
                 }
@@ -206,8 +224,17 @@ impl Copy<'_> {
             Some(to) => Target::new(to, &from.path, self.args.force)?,
             None => Target::Stdout,
         };
-        let file = download(self.client, read_request(&parent, &from.path), target, None, &self.bar).await;
+        let file = self.download(read_request(&parent, &from.path), target, None).await;
         file.about_file(&from.session, &from.path).map(Some)
+    }
+
+    async fn download(&self, request: ReadFileRequest, target: Target, limit: Option<u64>) -> Result<File> {
+        match target {
+            Target::File(file) if self.args.resume => {
+                resume::download(self.client, request, file, limit, &self.bar).await
+            }
+            target => download(self.client, request, target, limit, &self.bar).await,
+        }
     }
 
     async fn download_tree(&mut self, from: &SessionPath, parent: &str, to: &Path) -> Result<()> {
@@ -251,7 +278,7 @@ impl Copy<'_> {
         let target = tree.target(local, self.args.force)?;
         let request = read_request(parent, &path);
         let limit = Some(size(&entry.file));
-        let file = download(self.client, request, target, limit, &self.bar).await;
+        let file = self.download(request, target, limit).await;
         let file = file.about_file(&from.session, &path)?;
         tree.record_file(local)?;
         Ok(file)

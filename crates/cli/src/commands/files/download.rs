@@ -28,27 +28,28 @@ pub(super) async fn download(
     let Some(read_file_response::Kind::File(file)) = first else { bail!(NO_FILE) };
     let limit = limit.unwrap_or_else(|| u64::try_from(file.size_bytes).unwrap_or_default());
     let mut sink = target.open(file.mode.cast_unsigned())?;
-    copy_chunks(&mut chunks, &mut sink, limit, bar).await?;
+    copy_chunks(&mut chunks, |data| sink.write(data), limit, bar).await?;
     sink.finish()?;
     Ok(file)
 }
 
-async fn copy_chunks(
+/// Writes what arrives, at most `limit` bytes. Returns how many there were.
+pub(super) async fn copy_chunks(
     chunks: &mut Streaming<ReadFileResponse>,
-    sink: &mut Sink,
+    mut write: impl FnMut(&[u8]) -> Result<()>,
     limit: u64,
     bar: &ProgressBar,
-) -> Result<()> {
+) -> Result<u64> {
     let mut copied = 0;
     while let Some(chunk) = chunks.message().await? {
         if let Some(read_file_response::Kind::Data(data)) = chunk.kind {
             copied += data.len() as u64;
             ensure!(copied <= limit, "the file grew during the copy (it had {limit} bytes): copy it again");
-            sink.write(&data)?;
+            write(&data)?;
             bar.inc(data.len() as u64);
         }
     }
-    Ok(())
+    Ok(copied)
 }
 
 /// Destination of a download.
@@ -113,7 +114,7 @@ impl Target {
 
 impl LocalFile {
     /// Fails if something has this name that must not be replaced. Does not follow a link.
-    fn check_replaceable(&self) -> Result<()> {
+    pub(super) fn check_replaceable(&self) -> Result<()> {
         match std::fs::symlink_metadata(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error).with_context(|| format!("cannot write {}", self.shown)),
@@ -125,7 +126,7 @@ impl LocalFile {
         }
     }
 
-    fn exists(&self) -> String {
+    pub(super) fn exists(&self) -> String {
         format!("{} exists (replace it with --force)", self.shown)
     }
 }

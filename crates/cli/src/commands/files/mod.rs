@@ -1,4 +1,5 @@
-//! The file commands: `codelia cp`, `cat`, `ls`, `rm`, `mkdir`, `mv`, `export` and `import`.
+//! The file commands: `codelia cp`, `cat`, `ls`, `rm`, `mkdir`, `mv`, `export`,
+//! `import` and `watch`.
 
 mod archive;
 mod change;
@@ -8,7 +9,9 @@ mod list;
 mod local_tree;
 mod progress;
 mod remote_tree;
+mod resume;
 mod upload;
+mod watch;
 
 use anyhow::Result;
 use codelia_proto::v1::{File, FileKind, StatFileRequest};
@@ -22,6 +25,7 @@ pub(crate) use self::{
     change::{mkdir, mv, rm},
     copy::{cat, cp},
     list::ls,
+    watch::watch,
 };
 
 /// Neither set-user-id, nor set-group-id, nor sticky.

@@ -10,7 +10,10 @@ pub(super) fn bar(size: Option<u64>) -> ProgressBar {
         return ProgressBar::hidden();
     }
     match size {
-        None => ProgressBar::new_spinner(),
+        None => {
+            let style = ProgressStyle::with_template("{spinner} {bytes} {bytes_per_sec} {msg}");
+            ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
+        }
         Some(size) => {
             let style = ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {msg}");
             ProgressBar::new(size).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))

@@ -1,6 +1,6 @@
 //! One local file or stdin to a session.
 
-use std::{os::unix::fs::PermissionsExt, path::Path, pin::pin};
+use std::{os::unix::fs::PermissionsExt, path::Path, pin::pin, time::SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{File, WriteFileFinish, WriteFileOpen, WriteFileRequest, write_file_request::Kind};
@@ -23,11 +23,13 @@ pub(super) struct Source {
     pub(super) bytes: Bytes,
     mode: Option<u32>,
     pub(super) size: Option<u64>,
+    /// When a file was modified.
+    pub(super) modified: Option<SystemTime>,
 }
 
 impl Source {
     pub(super) fn stdin() -> Self {
-        Self { bytes: Box::new(tokio::io::stdin()), mode: None, size: None }
+        Self { bytes: Box::new(tokio::io::stdin()), mode: None, size: None, modified: None }
     }
 
     /// Opens a file that the user named.
@@ -45,6 +47,7 @@ impl Source {
             bytes: Box::new(tokio::fs::File::from_std(file)),
             mode: Some(metadata.permissions().mode() & MODE_MASK).filter(|mode| *mode != 0),
             size: metadata.is_file().then_some(metadata.len()),
+            modified: metadata.modified().ok(),
         })
     }
 }

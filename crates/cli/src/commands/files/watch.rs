@@ -1,0 +1,69 @@
+//! `codelia watch`.
+
+use anyhow::Result;
+use codelia_proto::v1::{FileEvent, FileEventKind, WatchFilesRequest};
+use serde_json::{Value, json};
+
+use crate::{args, client::Client, error_report::AboutFile, output::Output, record, resolve};
+
+/// Prints changes until the session ends.
+pub(crate) async fn watch(client: &Client, args: &args::Watch, output: Output) -> Result<()> {
+    let (session, path) = args.path.split_once(':').unwrap_or((&args.path, ""));
+    let parent = resolve::session(client, session).await?;
+    let request = WatchFilesRequest { parent, path: path.to_owned(), recursive: args.recursive };
+    let mut messages = client.files().watch_files(request).await.about_file(session, path)?.into_inner();
+    while let Some(message) = messages.message().await.about_file(session, path)? {
+        for event in &message.events {
+            output.print(&to_json(event), &line(event))?;
+        }
+    }
+    Ok(())
+}
+
+fn word(kind: FileEventKind) -> &'static str {
+    match kind {
+        FileEventKind::Created => "created",
+        FileEventKind::Modified => "modified",
+        FileEventKind::Removed => "removed",
+        FileEventKind::Renamed => "renamed",
+        FileEventKind::Overflow => "overflow",
+        FileEventKind::Unspecified => "unknown",
+    }
+}
+
+fn line(event: &FileEvent) -> String {
+    let word = word(event.kind());
+    match event.kind() {
+        FileEventKind::Renamed => format!("{word:<8}  {} -> {}", event.previous_path, event.path),
+        FileEventKind::Overflow => format!("{word:<8}  some changes are missing: list the directory again"),
+        _ => format!("{word:<8}  {}", event.path),
+    }
+}
+
+fn to_json(event: &FileEvent) -> Value {
+    json!({
+        "kind": word(event.kind()),
+        "path": event.path,
+        "previous_path": Some(&event.previous_path).filter(|path| !path.is_empty()),
+        "time": record::timestamp(event.time.as_ref()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_name_both_paths_of_a_rename() {
+        let event = |kind: FileEventKind, path: &str, previous_path: &str| FileEvent {
+            kind: kind.into(),
+            path: path.into(),
+            previous_path: previous_path.into(),
+            time: None,
+        };
+        assert_eq!(line(&event(FileEventKind::Created, "a", "")), "created   a");
+        assert_eq!(line(&event(FileEventKind::Renamed, "b", "a")), "renamed   a -> b");
+        assert_eq!(to_json(&event(FileEventKind::Renamed, "b", "a"))["previous_path"], "a");
+        assert!(line(&event(FileEventKind::Overflow, "", "")).contains("list the directory again"));
+    }
+}
