@@ -3,7 +3,7 @@
 -- Why:  a tenant must not fill the disk of all others. The sum of a tenant is read before each run near the quota, so
 --       that it must be cheap: a narrow table, since an update of `sessions` writes the whole row.
 -- Lock: ACCESS EXCLUSIVE on tenants and workers for a moment; constant defaults rewrite nothing. SHARE ROW EXCLUSIVE on
---       sessions for a moment, for the foreign key of an empty table.
+--       sessions for a moment, for a trigger and the foreign key of an empty table.
 
 ALTER TABLE tenants ADD COLUMN quota_disk_bytes bigint NOT NULL DEFAULT 107374182400 CHECK (quota_disk_bytes > 0);
 
@@ -30,6 +30,15 @@ CREATE TABLE session_disk (
 ) WITH (fillfactor = 70);
 
 CREATE INDEX session_disk_by_tenant ON session_disk (tenant_id);
+
+-- A trigger, since its statement sees what was reported until the session's row was locked.
+CREATE FUNCTION forget_session_disk() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM session_disk WHERE session_id = NEW.id;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER forget_disk AFTER UPDATE OF removed_at ON sessions FOR EACH ROW
+    WHEN (NEW.removed_at IS NOT NULL) EXECUTE FUNCTION forget_session_disk();
 
 -- The share of the tenant's quota for which an event was recorded.
 CREATE TABLE tenant_disk_levels (

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
     LimitExceeded, ListSessionsRequest, ListWorkersRequest, QuotaUsage, RemoveFileRequest, WhoAmIRequest,
-    outcome::Kind,
+    WriteFileOpen, WriteFileRequest, outcome::Kind, write_file_request,
 };
 use codelia_store::{EventKind, Quotas};
 use codelia_tests::{Client, Cluster, ClusterOptions, Exec, eventually, refusal, shell};
@@ -54,7 +54,9 @@ async fn full_tenant_leaves_others_working() -> Result<()> {
     let filler = cluster.tenant_with("filler", Quotas { disk_bytes: quota, ..Quotas::default() }).await?;
     let neighbour = cluster.tenant("neighbour").await?;
     let beside = neighbour.session().await?;
-    let mut steady = Exec::start(&neighbour, shell(&beside.name, "echo up; read line; echo $line")).await?;
+    let mut steady =
+        Exec::start(&neighbour, shell(&beside.name, "until [ -e done ]; do sleep 0.05; done; echo survived"))
+            .await?;
     steady.until_started().await?;
 
     let sessions = try_join_all((0..SESSIONS).map(|_| filler.session())).await?;
@@ -95,6 +97,8 @@ async fn full_tenant_leaves_others_working() -> Result<()> {
     assert_disk_quota(filler.put(name, "more", "text").await);
     neighbour.session().await?;
     assert_eq!(neighbour.exec(&beside.name, "cat put").await?.stdout_text(), "text");
+    neighbour.put(&beside.name, "done", "").await?;
+    assert_eq!(steady.finish().await?.stdout_text(), "survived\n");
     let expected = [(EventKind::LimitNear, 80), (EventKind::LimitReached, 100)];
     assert_eq!(quota_events(&cluster, "filler").await?, expected);
 
@@ -109,6 +113,40 @@ async fn full_tenant_leaves_others_working() -> Result<()> {
     eventually("nothing counts", || async { (usage(&filler).await.ok()?.disk_bytes == 0).then_some(()) })
         .await;
     assert_eq!(quota_events(&cluster, "filler").await?, expected, "no crossing twice");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn upload_ends_when_the_quota_is_reached() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let quota = Quotas { disk_bytes: 20 * MIB, ..Quotas::default() };
+    let client = cluster.tenant_with("a", quota).await?;
+    let (session, other) = (client.session().await?, client.session().await?);
+    let (sender, messages) = tokio::sync::mpsc::channel(1);
+    let open = WriteFileOpen { parent: session.name.clone(), path: "file".into(), ..Default::default() };
+    sender.send(WriteFileRequest { kind: Some(write_file_request::Kind::Open(open)) }).await?;
+    let mut files = client.files();
+    let upload = async {
+        let written = files.write_file(tokio_stream::wrappers::ReceiverStream::new(messages)).await;
+        written.expect_err("the quota is reached")
+    };
+    // The upload is open, and another session fills the quota.
+    let fill = async {
+        client.exec(&other.name, FILL).await?;
+        loop {
+            let data = write_file_request::Kind::Data(vec![0; 4096].into());
+            if sender.send(WriteFileRequest { kind: Some(data) }).await.is_err() {
+                return Ok::<_, anyhow::Error>(());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let (status, filled) =
+        codelia_tests::within("the upload ends", async { tokio::join!(upload, fill) }).await;
+    filled?;
+    let refused = refusal(&status);
+    assert_eq!((refused.code, refused.reason.as_str()), (Code::ResourceExhausted, "QUOTA_EXCEEDED"));
+    assert_eq!(client.get(&session.name, "file").await.expect_err("not published").code(), Code::NotFound);
     cluster.end().await
 }
 

@@ -72,7 +72,6 @@ fn record_worker(metrics: &Metrics) {
         metrics.setup("bwrap", prepared, Duration::ZERO);
     }
     metrics.session_removed(0, Duration::ZERO);
-    metrics.disk_space(0, 0);
     for result in ["started", "refused", "failed"] {
         metrics.flag_run("name", result);
     }

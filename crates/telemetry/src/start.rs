@@ -107,6 +107,7 @@ impl Metrics {
         }
         self.disk_limits_crossed(0);
         self.disk_used(0, 0);
+        self.disk_space(0, 0);
     }
 
     /// Series of every process. Each may do the upkeep of the installation.

@@ -309,6 +309,7 @@ pub(crate) async fn find_rows(connection: &mut PgConnection, findings: &mut Find
     let counts = [
         ("unfinished runs", "SELECT count(*) FROM runs WHERE state <> 'ended'"),
         ("sessions with files", "SELECT count(*) FROM sessions WHERE removed_at IS NULL"),
+        ("sessions that count as disk usage", "SELECT count(*) FROM session_disk"),
         ("leased sessions", "SELECT count(*) FROM sessions WHERE lease_worker IS NOT NULL"),
         (
             "unclean receipts",

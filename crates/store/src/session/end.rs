@@ -149,8 +149,8 @@ impl Store {
         Ok(ids.into_iter().map(SessionId).collect())
     }
 
-    /// Records that the directories of ended sessions are removed, with the changes that they held and what
-    /// they used, and ends their leases. Leaves out sessions in which a run is still running.
+    /// Records that the directories of ended sessions are removed, with the changes that they held, and ends
+    /// their leases. Leaves out sessions in which a run is still running.
     pub async fn session_mark_removed(&self, ids: &[SessionId], root_id: Uuid) -> Result<(), Error> {
         let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
         sqlx::query!(
@@ -162,9 +162,6 @@ impl Store {
                      -- Not EXISTS, which the planner may turn into a read of all runs.
                      AND (SELECT r.id FROM live_runs r WHERE r.session_id = s.id AND r.state = 'running' LIMIT 1) IS NULL
                    RETURNING s.id
-               ),
-               uncounted AS (
-                   DELETE FROM session_disk d USING removed WHERE d.session_id = removed.id
                ),
                freed AS (
                    DELETE FROM held_changes h USING removed WHERE h.session_id = removed.id RETURNING h.run_id

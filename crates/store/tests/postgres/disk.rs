@@ -102,6 +102,23 @@ async fn reports_add_up_and_return_to_zero() {
 }
 
 #[tokio::test]
+async fn removal_during_a_report_leaves_nothing() {
+    let fixture = Fixture::new().await;
+    let worker = fixture.worker("w").await;
+    let mut held = Vec::new();
+    for _ in 0..40 {
+        held.push(leased(&fixture, &worker).await);
+    }
+    join_all(held.iter().map(|(session, lease)| async {
+        let report = [report(lease, MIB, 1)];
+        tokio::join!(send(&fixture, &worker, &report), remove(&fixture, session))
+    }))
+    .await;
+    assert_eq!(used(&fixture).await, 0);
+    fixture.end().await;
+}
+
+#[tokio::test]
 async fn fenced_worker_cannot_report() {
     let fixture = Fixture::new().await;
     let (first, second) = (fixture.worker("first").await, fixture.worker("second").await);
