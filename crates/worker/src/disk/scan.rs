@@ -43,7 +43,7 @@ pub(super) enum Progress {
 }
 
 /// The result of a walk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) usage: DiskUsage,
     /// The walk ended early, since it found more than it was to count. There is at least this much.
