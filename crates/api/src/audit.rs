@@ -79,6 +79,7 @@ fn audited_field(error: &ApiError) -> Option<String> {
         | ApiError::Approval(_)
         | ApiError::Flag(_)
         | ApiError::Tool(ToolError::Changed { .. } | ToolError::TooMany)
+        | ApiError::Volume(_)
         | ApiError::PolicyChanged { .. }
         | ApiError::TooManyPolicies
         | ApiError::NoSecretKey
