@@ -84,6 +84,25 @@ async fn up_without_cgroups_isolates_and_watches_limits() -> Result<()> {
 }
 
 #[tokio::test]
+async fn volume_of_an_ordinary_user_outlives_sessions() -> Result<()> {
+    let Some(place) = for_user()? else { return Ok(()) };
+    let mut up = place.start().await?;
+    let codelia = async |arguments: &[&str]| Process::finish(place.command(arguments), b"").await;
+    let created = codelia(&["volume", "create", "cache"]).await?;
+    assert_eq!(created.code, Some(0), "{created:?}");
+    let run = async |mount: &str, script: &str| codelia(&["run", "--volume", mount, "--", "sh", "-c", script]).await;
+    let written = run("cache:/cache:rw", "mkdir /cache/d && echo 1 > /cache/d/f && chmod 500 /cache/d").await?;
+    assert_eq!(written.code, Some(0), "{written:?}");
+    let copied = run("cache:/cache", "chmod 700 /cache/d && echo 2 > /cache/d/f && cat /cache/d/f").await?;
+    assert_eq!(copied.stdout, "2\n", "{copied:?}");
+    let read = run("cache:/cache:ro", "cat /cache/d/f; stat -c %u /cache/d; ! touch /cache/new").await?;
+    assert_eq!((read.code, read.stdout.as_str()), (Some(0), "1\n1000\n"), "{read:?}");
+    up.terminate().await?;
+    place.leak_guard().expect_no_processes().await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn strict_limits_without_cgroups_are_refused_everywhere() -> Result<()> {
     let Some(place) = for_user()? else { return Ok(()) };
     let mut refusals = Vec::new();

@@ -149,7 +149,8 @@ async fn sessions_share_a_volume(mode: &'static str) -> Result<()> {
     eventually("the volume can be deleted", || async { delete(&client, "shared").await.ok() }).await;
     ensure!(get(&client, "shared").await.is_err_and(|status| status.code() == Code::NotFound));
     nothing_is_left(&cluster).await;
-    let events = |kind| cluster.store.event_list(&"a".parse().expect("an id"), Some(kind), None, 10);
+    let tenant = "a".parse()?;
+    let events = |kind| cluster.store.event_list(&tenant, Some(kind), None, 10);
     ensure!(!events(EventKind::VolumeCreated).await?.is_empty(), "the audit has its creation");
     ensure!(!events(EventKind::VolumeDeleted).await?.is_empty(), "the audit has its deletion");
     cluster.end().await
@@ -222,7 +223,7 @@ async fn volume_in_container_mode_is_refused_by_field() -> Result<()> {
 }
 
 fn is_full(done: &Transcript) -> bool {
-    matches!(done.outcome(), outcome::Kind::Limit(limit) if limit.limit == "volume_bytes")
+    matches!(done.outcome(), outcome::Kind::Limit(limit) if limit.resource == "volume_bytes")
 }
 
 #[tokio::test]
