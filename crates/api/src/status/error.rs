@@ -115,6 +115,15 @@ pub(crate) enum ApiError {
     Internal { detail: String },
 }
 
+fn disk_quota_text(used: i64, quota: i64) -> String {
+    format!(
+        "quota `disk_bytes` reached: the files of the tenant's sessions use {} MiB of {} MiB; remove files \
+         (RemoveFile, `codelia rm`) or close sessions, or ask an operator to raise it",
+        used / MIB,
+        quota / MIB,
+    )
+}
+
 impl ApiError {
     /// An invalid field; `field` is its path in the request.
     pub(crate) fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
@@ -182,12 +191,7 @@ impl ApiError {
             Self::ScopeMissing { any_of } => {
                 format!("the API key lacks the scope `{}`; use a key that has it", any_of.join("` or `"))
             }
-            Self::DiskQuotaExceeded { used, quota } => format!(
-                "quota `disk_bytes` reached: the files of the tenant's sessions use {} MiB of {} MiB; remove files \
-                 (RemoveFile, `codelia rm`) or close sessions, or ask an operator to raise it",
-                used / MIB,
-                quota / MIB,
-            ),
+            Self::DiskQuotaExceeded { used, quota } => disk_quota_text(*used, *quota),
             Self::QuotaExceeded { quota } => {
                 format!("quota `{quota}` reached; reduce usage or ask an operator to raise it")
             }
