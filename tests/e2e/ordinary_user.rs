@@ -90,8 +90,11 @@ async fn volume_of_an_ordinary_user_outlives_sessions() -> Result<()> {
     let codelia = async |arguments: &[&str]| Process::finish(place.command(arguments), b"").await;
     let created = codelia(&["volume", "create", "cache"]).await?;
     assert_eq!(created.code, Some(0), "{created:?}");
-    let run = async |mount: &str, script: &str| codelia(&["run", "--volume", mount, "--", "sh", "-c", script]).await;
-    let written = run("cache:/cache:rw", "mkdir /cache/d && echo 1 > /cache/d/f && chmod 500 /cache/d").await?;
+    let run = async |mount: &str, script: &str| {
+        codelia(&["run", "--volume", mount, "--", "sh", "-c", script]).await
+    };
+    let written =
+        run("cache:/cache:rw", "mkdir /cache/d && echo 1 > /cache/d/f && chmod 500 /cache/d").await?;
     assert_eq!(written.code, Some(0), "{written:?}");
     let copied = run("cache:/cache", "chmod 700 /cache/d && echo 2 > /cache/d/f && cat /cache/d/f").await?;
     assert_eq!(copied.stdout, "2\n", "{copied:?}");

@@ -9,8 +9,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{
     CreateSessionRequest, CreateVolumeRequest, DeleteVolumeRequest, FilesystemPolicy, GetVolumeRequest,
-    ListVolumesRequest, Policy, Session, StartRunRequest, Volume, VolumeMode, VolumeMount, VolumeMountList,
-    outcome,
+    ListVolumesRequest, Policy, SandboxMode, Session, StartRunRequest, Volume, VolumeMode, VolumeMount,
+    VolumeMountList, outcome,
 };
 use codelia_store::EventKind;
 use codelia_tests::{Client, Cluster, Process, Transcript, eventually, is_root, refusal, shell};
@@ -212,13 +212,17 @@ async fn volume_of_another_tenant_is_not_found() -> Result<()> {
 }
 
 #[tokio::test]
-async fn volume_in_container_mode_is_refused_by_field() -> Result<()> {
+async fn modes_without_volumes_refuse_them_by_field() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     create(&client, "cache", None).await?;
-    let refused = session(&client, "cache", VolumeMode::Copy).await.expect_err("mode logical");
-    ensure!(refused.message().contains("policy.filesystem.volumes"), "{refused:?}");
-    ensure!(refused.message().contains("native, bwrap or nsjail"), "{refused:?}");
+    for mode in [SandboxMode::Logical, SandboxMode::Container] {
+        let policy = Some(mounting("cache", PATH, VolumeMode::Copy));
+        let request = CreateSessionRequest { mode: mode.into(), policy, ..Default::default() };
+        let refused = client.create(request).await.expect_err("no such mounts");
+        ensure!(refused.message().contains("policy.filesystem.volumes"), "{refused:?}");
+        ensure!(refused.message().contains("native, bwrap or nsjail"), "{refused:?}");
+    }
     cluster.end().await
 }
 

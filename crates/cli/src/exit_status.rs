@@ -140,6 +140,7 @@ fn limit_exceeded(resource: &str, limits: &Limits) -> String {
             let inodes = limits.inodes.map(|count| count.to_string());
             format!("killed: too many files in the session{}", limit(inodes))
         }
+        "volume_bytes" => "killed: a volume is full (`codelia volume ls` shows its maximum)".to_owned(),
         other => format!("killed: limit {other} exceeded"),
     }
 }
