@@ -530,9 +530,10 @@ fn bad_lists(field: &FieldDescriptor) -> Vec<Value> {
         }
         Kind::Enum(_) => vec![vec![], vec![Value::EnumNumber(0)], vec![Value::EnumNumber(9999)]],
         Kind::Int32 => vec![vec![Value::I32(-1)], vec![Value::I32(i32::MIN)]],
+        // Without its required fields, and too many of them.
         Kind::Message(message) => {
             let empty = Value::Message(DynamicMessage::new(message));
-            vec![vec![empty.clone()], vec![empty; 1000]]
+            vec![vec![empty.clone()], vec![empty; 20_000]]
         }
         other => panic!("unsupported list type {other:?}: {}", field.full_name()),
     };

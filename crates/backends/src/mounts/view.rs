@@ -60,7 +60,10 @@ pub(crate) fn expect_tool_mounts(expected: &mut ExpectedEnvironment, view: &mut 
     expected.mounts.insert(INIT.into(), read_only());
     let staged = view.private.iter().flat_map(|private| &private.below);
     for StagedMount { staged, target, .. } in staged {
-        expected.mounts.extend(expected.mounts.get(target).cloned().map(|mount| (staged.clone(), mount)));
+        // What a layout changes, it changes in its place.
+        let planned = expected.mounts.get(target).cloned();
+        let planned = planned.map(|mount| ExpectedMount { executable: None, ..mount });
+        expected.mounts.extend(planned.map(|mount| (staged.clone(), mount)));
     }
     // Its inode is the host's.
     view.masked.push(Mask { path: INIT.into(), is_directory: false });

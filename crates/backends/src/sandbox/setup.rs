@@ -71,6 +71,8 @@ fn rlimits(plan: &Plan) -> Vec<Rlimit> {
 }
 
 fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Error> {
+    // A file in memory is executed as one in `/tmp` is.
+    let seals_memory_files = plan.layout.as_ref().is_some_and(|layout| !layout.executable);
     Ok(SecuritySetup {
         // A container has a network before init runs.
         egress: (plan.network == NetworkMode::Proxy && plan.mode != Mode::Container).then(egress::request),
@@ -79,7 +81,7 @@ fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Err
         executables: security.executables.clone(),
         readable: readable(plan, security)?,
         shares_network: plan.network == NetworkMode::Host,
-        filter: seccomp::filter(security)?.to_vec(),
+        filter: seccomp::filter(security, seals_memory_files)?.to_vec(),
         init_filter: seccomp::init_filter()?,
         notify: security.violation_limit.is_some(),
     })

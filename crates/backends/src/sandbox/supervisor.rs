@@ -412,7 +412,7 @@ mod tests {
     /// A thread under the filter that reads a file twice, and its supervisor.
     fn start(file: &Path) -> (Supervisor, JoinHandle<Results>) {
         let security = security(file);
-        let filter = seccomp::filter(&security).unwrap();
+        let filter = seccomp::filter(&security, false).unwrap();
         let (listener, received) = std::sync::mpsc::sync_channel(1);
         let (begin, begun) = std::sync::mpsc::sync_channel::<()>(1);
         let file = file.to_owned();

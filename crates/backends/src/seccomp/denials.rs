@@ -9,6 +9,8 @@ use libseccomp::{
     ScmpCompareOp::{MaskedEqual, NotEqual},
 };
 
+use super::rules::MFD_NOEXEC_SEAL;
+
 /// A denied call.
 #[derive(Debug)]
 pub(super) struct Denial {
@@ -232,6 +234,10 @@ pub(super) const EXECUTABLE_MEMORY: &[Denial] = &[
     if_one("mprotect", any_bit(2, PROT_EXEC), Violation),
     if_one("pkey_mprotect", any_bit(2, PROT_EXEC), Violation),
 ];
+
+/// Denied where the layout of a plan says where files can be executed: files in memory that could be.
+pub(super) const EXECUTABLE_MEMORY_FILES: &[Denial] =
+    &[if_one("memfd_create", equal(1, MFD_NOEXEC_SEAL, 0), Fail(Errno::ACCESS))];
 
 const fn always(call: &'static str, answer: Answer) -> Denial {
     Denial { call, arguments: [None, None], answer }

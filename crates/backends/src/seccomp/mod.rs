@@ -23,7 +23,7 @@ use codelia_sys::Errno;
 use libseccomp::{ScmpAction, ScmpArgCompare, ScmpFilterContext, ScmpSyscall};
 
 use crate::Error;
-use denials::{Answer, Argument, DENIALS, Denial, EXECUTABLE_MEMORY};
+use denials::{Answer, Argument, DENIALS, Denial, EXECUTABLE_MEMORY, EXECUTABLE_MEMORY_FILES};
 
 pub(crate) use init::init_filter;
 pub(crate) use names::{name, number};
@@ -73,6 +73,8 @@ pub(crate) struct Rules {
     debug: bool,
     /// Whether only listed files may be executed.
     only_listed: bool,
+    /// Whether files in memory can never be executed.
+    seals_memory_files: bool,
     /// Whether denied calls are sent to the supervisor.
     notify: bool,
     /// Whether calls that open files are sent to the supervisor, too.
@@ -102,6 +104,7 @@ impl Rules {
             exec: security.exec,
             debug: security.debug,
             only_listed: security.executables.is_some(),
+            seals_memory_files: false,
             notify: security.violation_limit.is_some(),
             asks: !security.asked_reads.is_empty(),
             logged: security.logged,
@@ -119,11 +122,11 @@ impl Rules {
 /// # Errors
 /// [`Error::Unenforceable`] if the plan denies a call that every launch needs, or needs a supervisor
 /// and has none.
-pub(crate) fn filter(security: &Security) -> Result<Arc<[u64]>, Error> {
-    if let Some(filter) = cached(security) {
+pub(crate) fn filter(security: &Security, seals_memory_files: bool) -> Result<Arc<[u64]>, Error> {
+    if let Some(filter) = cached(security, seals_memory_files) {
         return Ok(filter);
     }
-    let rules = Rules::of(security);
+    let rules = Rules { seals_memory_files, ..Rules::of(security) };
     if REQUIRED.iter().any(|name| !rules.allowed.contains(*name)) {
         return Err(Error::Unenforceable { field: "policy.syscalls" });
     }
@@ -139,12 +142,13 @@ pub(crate) fn filter(security: &Security) -> Result<Arc<[u64]>, Error> {
     }
     let filter: Arc<[u64]> = compile(&rules)?.into();
     let syscalls = security.syscalls.clone();
-    cache(Cached { syscalls, rules: Rules::without_names(security), filter: Arc::clone(&filter) });
+    let rules = Rules { allowed: BTreeSet::new(), ..rules };
+    cache(Cached { syscalls, rules, filter: Arc::clone(&filter) });
     Ok(filter)
 }
 
-fn cached(security: &Security) -> Option<Arc<[u64]>> {
-    let rules = Rules::without_names(security);
+fn cached(security: &Security, seals_memory_files: bool) -> Option<Arc<[u64]>> {
+    let rules = Rules { seals_memory_files, ..Rules::without_names(security) };
     let cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
     let known = cache.iter().find(|known| known.rules == rules && known.syscalls == security.syscalls);
     known.map(|known| Arc::clone(&known.filter))
@@ -166,7 +170,9 @@ fn compile(rules: &Rules) -> Result<Vec<u64>, Error> {
 fn denial_program(rules: &Rules) -> Result<Vec<u64>, Error> {
     let mut context = new_context(ScmpAction::Allow)?;
     let executable_memory = if rules.only_listed { EXECUTABLE_MEMORY } else { &[] };
-    for denial in DENIALS.iter().flat_map(|group| group.denials).chain(executable_memory) {
+    let memory_files = if rules.seals_memory_files { EXECUTABLE_MEMORY_FILES } else { &[] };
+    let by_plan = executable_memory.iter().chain(memory_files);
+    for denial in DENIALS.iter().flat_map(|group| group.denials).chain(by_plan) {
         let action = match denial.answer {
             Answer::Violation => violation(rules),
             Answer::Fail(errno) => ScmpAction::Errno(errno.raw_os_error()),
@@ -245,16 +251,17 @@ mod tests {
     #[test]
     fn filter_is_cached_by_its_rules() {
         let all = security(SyscallRules::Allow(syscalls::allowed(false)));
-        let first = filter(&all).unwrap();
-        assert!(Arc::ptr_eq(&first, &filter(&all).unwrap()));
-        let other = filter(&Security { fork: false, ..all }).unwrap();
+        let first = filter(&all, false).unwrap();
+        assert!(Arc::ptr_eq(&first, &filter(&all, false).unwrap()));
+        assert_ne!(first, filter(&all, true).unwrap());
+        let other = filter(&Security { fork: false, ..all }, false).unwrap();
         assert_ne!(first, other);
     }
 
     #[test]
     fn denying_a_required_call_is_refused() {
         for name in REQUIRED {
-            let error = filter(&security(SyscallRules::Deny([name.to_owned()].into()))).unwrap_err();
+            let error = filter(&security(SyscallRules::Deny([name.to_owned()].into())), false).unwrap_err();
             assert!(matches!(error, Error::Unenforceable { field: "policy.syscalls" }), "{name}: {error}");
         }
     }

@@ -45,7 +45,7 @@ const PER_QUERY: u64 = 0xffff_ffff;
 const ADDR_NO_RANDOMIZE: u64 = 0x4_0000;
 
 /// The memfd can never be executed.
-const MFD_NOEXEC_SEAL: u64 = 0x8;
+pub(super) const MFD_NOEXEC_SEAL: u64 = 0x8;
 
 type Condition = Vec<ScmpArgCompare>;
 

@@ -100,7 +100,8 @@ These calls are allowed with the named arguments only. Anything else is a violat
 | `personality` | 0 and `0xffffffff` (query); with `process.debug` also `ADDR_NO_RANDOMIZE` |
 
 Where `process.allowed_executables` is set, `memfd_create` needs `MFD_NOEXEC_SEAL`, and the
-supervisor decides about executable memory ([ADR 5](adr/0005-the-waiting-command.md)).
+supervisor decides about executable memory ([ADR 5](adr/0005-the-waiting-command.md)). Where
+`layout.executable_paths` is set, `memfd_create` without `MFD_NOEXEC_SEAL` fails with `EACCES`.
 
 ## Wider than Docker
 
@@ -115,6 +116,7 @@ fn default_rules() -> Rules {
         exec: true,
         debug: false,
         only_listed: false,
+        seals_memory_files: false,
         notify: true,
         asks: false,
         logged: Default::default(),

@@ -126,6 +126,37 @@ for path in sys.argv[1:]:
     }
 }
 
+/// Creates a file in memory, writes a program into it, and executes it.
+const MEMORY: &str = "import os, ctypes
+fd = ctypes.CDLL(None, use_errno=True).memfd_create(b'program', int(os.environ.get('SEAL', '0')))
+if fd < 0:
+    print('refused')
+else:
+    os.write(fd, open('/usr/bin/true', 'rb').read())
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.execve(fd, ['true'], {})
+        except PermissionError:
+            os._exit(9)
+    print('exit', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))";
+
+async fn file_in_memory_is_not_executed(mut fixture: Fixture) {
+    if fixture.kind.is_container() || !Path::new("/usr/bin/python3").exists() {
+        return;
+    }
+    let run = async |fixture: &Fixture, seal: &str| {
+        let session = fixture.session();
+        session.write("memory.py", MEMORY);
+        output(fixture, &session, &format!("{seal} python3 memory.py")).await
+    };
+    assert_eq!(run(&fixture, "").await, "exit 0\n", "the control");
+    assert!(has_layout(&mut fixture, CARGO));
+    assert_eq!(run(&fixture, "").await, "refused\n");
+    // MFD_NOEXEC_SEAL, which kernels before 6.3 do not know.
+    assert!(["exit 9\n", "refused\n"].contains(&&*run(&fixture, "SEAL=8").await));
+}
+
 /// A link in place of a directory leads nowhere: the run is refused.
 async fn layout_follows_no_link(mut fixture: Fixture) {
     if !has_layout(&mut fixture, CARGO) {
@@ -162,6 +193,7 @@ async fn layout_serves_several_sandboxes_of_a_session(mut fixture: Fixture) {
 in_every_mode!(
     only_directories_of_a_layout_are_writable,
     files_are_executed_only_where_the_layout_allows,
+    file_in_memory_is_not_executed,
     layout_follows_no_link,
     layout_serves_several_sandboxes_of_a_session,
 );
