@@ -413,7 +413,7 @@ mod tests {
         let hidden = dir.path().join("hidden");
         fs::create_dir(&hidden).unwrap();
         write(&hidden.join("file"), MIB);
-        fs::set_permissions(&hidden, Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&hidden, Permissions::from_mode(0o0)).unwrap();
         let found = usage(dir.path());
         assert_eq!(fs::metadata(&hidden).unwrap().mode() & 0o7777, 0);
         fs::set_permissions(&hidden, Permissions::from_mode(0o700)).unwrap();
