@@ -21,10 +21,10 @@ const FILL: &str =
 
 /// Tries to leave the project: by its id, by a directory that does not hand it on, by the newer call.
 const LEAVE: &str = r#"perl -e '
-    mkdir "out"; opendir($d, "out"); open($f, "<", "out") or die;
+    $p = "out"; mkdir $p; open($f, "<", $p) or die;
     $x = pack("L5x8", 0); printf "%d ", ioctl($f, 0x401c5820, $x) ? 1 : 0;
     $n = pack("Q", 0); printf "%d ", ioctl($f, 0x40086602, $n) ? 1 : 0;
-    $x = pack("L5x8", 0); printf "%d", syscall(469, -100, "out", $x, 28, 0) == 0 ? 1 : 0'"#;
+    $x = pack("L5x8", 0); printf "%d", syscall(469, -100, $p, $x, 28, 0) == 0 ? 1 : 0'"#;
 
 /// The quotas of a kind, if this file system has some.
 fn quotas(session: &Session, kind: QuotaKind) -> Option<Quotas> {
