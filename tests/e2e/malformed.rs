@@ -558,6 +558,8 @@ fn names(named: &str, field: &str) -> bool {
     let named =
         named.strip_suffix(']').and_then(|named| named.rsplit_once('[')).map_or(named, |(list, _)| list);
     named == field
+        // A field of an entry.
+        || named.strip_prefix(field).is_some_and(|rest| rest.starts_with('['))
         // Lists of a session that the mask does not name are refused as a whole.
         || named == "network" && field.starts_with("network.")
         || field.strip_prefix("start.").or(field.strip_prefix("attach.")).is_some_and(|rest| rest == named)
