@@ -19,8 +19,8 @@ impl LayoutPolicy {
                 return fail(format!("{DIRECTORIES}[{at}].path"), "is named twice");
             }
         }
-        let executable = self.executable_paths.iter().flatten().enumerate();
-        executable.map(|(at, path)| check_relative(&format!("{EXECUTABLE_PATHS}[{at}]"), path)).collect()
+        let mut executable = self.executable_paths.iter().flatten().enumerate();
+        executable.try_for_each(|(at, path)| check_relative(&format!("{EXECUTABLE_PATHS}[{at}]"), path))
     }
 }
 
