@@ -8,5 +8,8 @@ mod protocol;
 pub use frame::{Decoder, FrameError, encode};
 pub use protocol::{
     Egress, Exit, ExitStatus, ExpectedEnvironment, ExpectedMount, ExpectedNamespace, Failure, FileIdentity,
-    HOST_PROC, Launch, LayoutEntry, Mask, NAMESPACES, OVERLAY_MOUNTS_DIR, Overlay, OverlayRequest, OwnMount, PrivatePath, Report, Request, RestrictRequest, Rlimit, STAGING_DIR, SecuritySetup, Setup, StagedMount, Step, TEMPLATE_FILES, Template, TemplateMount, TemplateRequest, View, WorkspaceLayout, OverlayKind,
+    HOST_PROC, Launch, LayoutEntry, Mask, NAMESPACES, OVERLAY_MOUNTS_DIR, Overlay, OverlayKind,
+    OverlayRequest, OwnMount, PrivatePath, Report, Request, RestrictRequest, Rlimit, STAGING_DIR,
+    SecuritySetup, Setup, StagedMount, Step, TEMPLATE_FILES, Template, TemplateMount, TemplateRequest, View,
+    WorkspaceLayout,
 };

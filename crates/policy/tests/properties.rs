@@ -7,7 +7,10 @@ use std::{path::PathBuf, time::Duration};
 
 use codelia_policy::{
     Ceilings, CommandPolicy, ContainerPolicy, DELEGABLE_FIELDS, EgressDecision, EgressRules, EnvironmentMode,
-    EnvironmentPolicy, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel, LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, Mount, NetworkPolicy, Plan, PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec, Scopes, SyscallMode, SyscallPolicy, SyscallRules, syscalls, VolumeMode, VolumeMount,
+    EnvironmentPolicy, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel,
+    LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, Mount, NetworkPolicy, Plan,
+    PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec, Scopes, SyscallMode, SyscallPolicy,
+    SyscallRules, VolumeMode, VolumeMount, syscalls,
 };
 use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
 use proptest::{option::of, prelude::*, sample::select};

@@ -7,7 +7,8 @@ use std::{
 
 use codelia_policy::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    IsolationLevel, LayoutDirectory, LayoutPolicy, LoggingPolicy, NetworkPolicy, Policy, PolicyError, ProcessPolicy, ResourcePolicy, Source, SyscallMode, SyscallPolicy, VolumeMode, VolumeMount,
+    IsolationLevel, LayoutDirectory, LayoutPolicy, LoggingPolicy, NetworkPolicy, Policy, PolicyError,
+    ProcessPolicy, ResourcePolicy, Source, SyscallMode, SyscallPolicy, VolumeMode, VolumeMount,
 };
 
 use crate::{

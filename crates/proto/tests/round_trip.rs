@@ -6,7 +6,9 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use codelia_policy::{
     CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    IsolationLevel, LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, RunSpec, RunTool, SyscallMode, SyscallPolicy, VolumeMode, VolumeMount,
+    IsolationLevel, LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, NetworkPolicy,
+    Policy, ProcessPolicy, ResourcePolicy, RunSpec, RunTool, SyscallMode, SyscallPolicy, VolumeMode,
+    VolumeMount,
 };
 use codelia_proto::{InvalidField, internal::v1 as internal, v1};
 use codelia_types::{

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use codelia_proto::v1::{
     ApprovalFilter, FileKind, ListApprovalsRequest, ListFilesRequest, ListFlagsRequest, ListKeysRequest,
-    ListProfilesRequest, ListRunsRequest, ListSessionsRequest, ListTenantsRequest, ListToolsRequest, ListVolumesRequest,
-    ListWorkersRequest, SessionState,
+    ListProfilesRequest, ListRunsRequest, ListSessionsRequest, ListTenantsRequest, ListToolsRequest,
+    ListVolumesRequest, ListWorkersRequest, SessionState,
 };
 
 use crate::{

@@ -225,10 +225,9 @@ impl Account {
         self.schedule.begun >= number && !self.schedule.is_measuring || self.schedule.begun > number
     }
 
-    /// Whether a new measurement can show that there is room, and may be made now.
-    pub(super) fn may_measure_for_call(&self) -> bool {
-        let is_due = |ended_at: Instant| ended_at.elapsed() >= self.schedule.cost * HINTED_SHARE;
-        self.schedule.is_stale && self.schedule.ended_at.is_none_or(is_due)
+    /// Whether a new measurement can show that there is room.
+    pub(super) fn is_stale(&self) -> bool {
+        self.schedule.is_stale
     }
 
     pub(super) fn stop_runs(&self, limit: Limit, cause: DiskCause) {
@@ -242,11 +241,11 @@ impl Account {
             return None;
         }
         let Some(ended_at) = ended_at else { return Some(now) };
-        let pause = match (is_urgent, &self.quota) {
-            _ if self.is_suspect || is_requested => Duration::ZERO,
-            (true, _) => cost * HINTED_SHARE,
-            (false, None) => INTERVAL.max(cost * SHARE),
-            (false, Some(_)) => QUOTA_INTERVAL,
+        let pause = match &self.quota {
+            _ if self.is_suspect => Duration::ZERO,
+            _ if is_requested || is_urgent => cost * HINTED_SHARE,
+            None => INTERVAL.max(cost * SHARE),
+            Some(_) => QUOTA_INTERVAL,
         };
         Some(ended_at + pause)
     }
@@ -315,6 +314,12 @@ impl Account {
         if self.disturbed >= MAX_DISTURBED {
             self.stop_runs(Limit::Inodes, DiskCause::Session);
         }
+    }
+
+    /// A measurement was given up: the monitor makes another.
+    pub(super) fn give_up(&mut self) {
+        self.schedule.is_measuring = false;
+        self.schedule.is_stale = true;
     }
 
     /// A measurement failed: the last one stays.

@@ -14,8 +14,8 @@ mod quota;
 mod report;
 mod run_watch;
 mod scan;
-mod user_quota;
 mod space;
+mod user_quota;
 
 use std::{
     collections::HashMap,
@@ -30,9 +30,14 @@ use codelia_telemetry::DiskCause;
 use codelia_types::{DiskMechanism, DiskUsage, Mode, SessionId};
 use tokio::{runtime::Handle, sync::Notify, task::spawn_blocking};
 
-pub use self::space::root_space;
-use self::{account::Account, monitor::Begun, run_watch::RunWatch, scan::Found};
 pub use self::choice::{DiskChoice, DiskError, DiskReport, Missing, check_disk};
+pub use self::space::root_space;
+use self::{
+    account::Account,
+    monitor::Begun,
+    run_watch::RunWatch,
+    scan::{Found, Progress},
+};
 pub(crate) use self::{
     choice::choose,
     quota::{Quota, Target},
@@ -43,6 +48,9 @@ pub(crate) use self::{
 
 /// How long a file call waits for a measurement of its session.
 const CALL_MEASURE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long the first measurement of a session may delay its first run.
+const ATTACH_MEASURE_TIME: Duration = Duration::from_millis(10);
 
 /// A session has no room for what a call wants to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -106,8 +114,28 @@ impl Disk {
             quota.set(&target, limits)?;
         }
         self.lock().insert(session, Account::new(target, quota, limits));
+        self.measure_briefly(session);
         self.changed.notify_one();
         Ok(())
+    }
+
+    /// Measures a session unless that takes long, so that its first run starts from what is known.
+    fn measure_briefly(&self, session: SessionId) {
+        let began = Instant::now();
+        let found = match self.begin(session, monitor::free_bytes(self)) {
+            Some(Ok(Begun::Known(found))) => Some(found),
+            Some(Ok(Begun::Walk(mut walk))) => match walk.advance(began + ATTACH_MEASURE_TIME) {
+                Ok(Progress::Done(found)) => Some(found),
+                Ok(Progress::Unfinished) | Err(_) => None,
+            },
+            Some(Err(_)) | None => None,
+        };
+        match (found, self.lock().get_mut(&session)) {
+            (Some(found), Some(account)) => account.measured(found, began.elapsed(), Instant::now()),
+            // The monitor does it.
+            (None, Some(account)) => account.give_up(),
+            (_, None) => {}
+        }
     }
 
     /// Forgets a session whose lease is given up or whose directory is removed.
@@ -148,7 +176,7 @@ impl Disk {
         // A session that is not held any more: the call fails when it checks that.
         let reserve = || self.lock().get_mut(&session).map_or(Ok(()), |account| account.reserve(more));
         let Err(no_room) = reserve() else { return Ok(()) };
-        if !self.lock().get(&session).is_some_and(Account::may_measure_for_call) {
+        if !self.lock().get(&session).is_some_and(Account::is_stale) {
             return Err(no_room);
         }
         self.await_measurement(session);
@@ -352,6 +380,12 @@ mod tests {
             spawn_blocking(move || disk.reserve(session, DiskUsage { bytes, inodes })).await.unwrap()
         }
 
+        /// Waits until the session is measured again.
+        async fn measured(&self) {
+            let (disk, session) = (self.disk.clone(), self.session);
+            spawn_blocking(move || disk.await_measurement(session)).await.unwrap();
+        }
+
         /// Does something while the monitor runs.
         async fn monitored<T>(&self, work: impl Future<Output = T>) -> T {
             tokio::select! {
@@ -420,6 +454,7 @@ mod tests {
                 assert_eq!(run.exceeded().await, Limit::DiskBytes);
                 drop(run);
                 fixture.write("file", 0);
+                fixture.measured().await;
                 let run = fixture.disk.watch_run(fixture.session, LIMITS).await.unwrap();
                 (0..30).for_each(|number| fixture.write(&number.to_string(), 0));
                 assert_eq!(run.exceeded().await, Limit::Inodes);
@@ -436,6 +471,7 @@ mod tests {
             .monitored(async {
                 let high = fixture.disk.watch_run(fixture.session, LIMITS).await.unwrap();
                 let low = fixture.disk.watch_run(fixture.session, lower).await.unwrap();
+                fixture.measured().await;
                 fixture.write("file", 3 * MIB);
                 assert_eq!(low.exceeded().await, Limit::DiskBytes);
                 assert!(!high.is_stopped());

@@ -116,6 +116,6 @@ pub(super) enum Begun {
 }
 
 /// What is free on the disk of the sessions. Reading it costs nothing.
-fn free_bytes(disk: &Disk) -> u64 {
+pub(super) fn free_bytes(disk: &Disk) -> u64 {
     statvfs(&disk.sessions).map_or(0, |found| found.f_bfree.saturating_mul(found.f_frsize))
 }

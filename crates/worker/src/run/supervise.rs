@@ -88,12 +88,8 @@ impl Executor {
         let directories = DirectoryLimits::watch(workspace, &run.assigned.spec.policy);
         let volume_watch = VolumeWatch::start(&volumes);
         let volume_full = volume_watch.exceeded.clone();
-        let mut reports = Reports {
-            control: inputs.control,
-            near_limits: running.near_limits(),
-            directories,
-            volume_full,
-        };
+        let mut reports =
+            Reports { control: inputs.control, near_limits: running.near_limits(), directories, volume_full };
         let waiting = wait(run, running.as_mut(), &self.lease, &mut reports, stdio.terminal.as_ref());
         let waiting = until_full(waiting, &disk);
         let end = then_after(SPARE_DELAY, waiting, || self.spares.refill(run.assigned.session)).await;
