@@ -19,7 +19,7 @@ const INODES: i64 = 300;
 const FILL: &str = "dd if=/dev/zero of=big bs=64k count=1024 2>&1 | grep -o 'No space left'; stat -c %s big; rm big
     fallocate -l 64M big 2>&1 | grep -o 'No space left'; rm -f big
     truncate -s 1G sparse && ln sparse link && echo sparse
-    i=0; while [ $i -lt 1000 ] && : > n$i; do i=$((i + 1)); done 2>/dev/null; echo $i; rm -f n*; echo room > new && cat new";
+    i=0; while [ $i -lt 1000 ] && true > n$i; do i=$((i + 1)); done 2>/dev/null; echo $i; rm -f n*; echo room > new && cat new";
 
 /// Starts an installation whose sessions have images.
 async fn cluster(mode: &'static str) -> Result<Option<Cluster>> {
