@@ -21,6 +21,7 @@ mod connections;
 mod database_locks;
 mod database_roles;
 mod database_tls;
+mod disk;
 mod disk_images;
 mod dist;
 mod documents;

@@ -6,6 +6,7 @@ mod archives;
 mod cli;
 mod content;
 mod directories;
+mod disk_limits;
 mod links;
 mod permissions;
 mod refusals;

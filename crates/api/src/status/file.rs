@@ -16,7 +16,8 @@ pub(crate) struct FileError {
     /// How far an import got.
     import: Option<ImportProgress>,
     /// The limit of the session that would be exceeded.
-    exceeded: Option<ExceededLimit>,
+    // Boxed: errors are returned by value everywhere.
+    exceeded: Option<Box<ExceededLimit>>,
 }
 
 impl FileError {
@@ -31,7 +32,7 @@ impl FileError {
             Cause::Unspecified => None,
             cause => {
                 let FileRefusal { field, rule, import, exceeded, .. } = refusal;
-                Some(Self { cause, field, rule, import, exceeded })
+                Some(Self { cause, field, rule, import, exceeded: exceeded.map(Box::new) })
             }
         }
     }

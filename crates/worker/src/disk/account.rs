@@ -48,6 +48,8 @@ pub(super) struct Account {
     reserved: DiskUsage,
     /// What they had reserved when the current one began.
     reserved_before: DiskUsage,
+    /// Bytes in files of calls that have no name yet, so that no measurement finds them.
+    unnamed_bytes: u64,
     runs: Vec<Arc<RunWatch>>,
     schedule: Schedule,
     /// The last measurement found too much. Files that are renamed meanwhile may count twice, so a
@@ -91,10 +93,14 @@ impl Beginning {
     pub(super) fn measure(self) -> io::Result<Begun> {
         if let Some(quota) = &self.quota {
             let usage = quota.usage(&self.target)?;
-            return Ok(Begun::Known(Found { usage, is_over: false, is_disturbed: false }));
+            return Ok(Begun::Known(Found { usage, ..Found::default() }));
         }
         let processes = self.processes.iter().flat_map(|reader| reader.pids().unwrap_or_default());
-        Walk::begin(&self.target.directory, processes.collect(), self.max).map(Begun::Walk)
+        match Walk::begin(&self.target.directory, processes.collect(), self.max) {
+            // It is being removed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Begun::Known(Found::default())),
+            begun => begun.map(Begun::Walk),
+        }
     }
 }
 
@@ -117,6 +123,7 @@ impl Account {
             measured: None,
             reserved: DiskUsage::default(),
             reserved_before: DiskUsage::default(),
+            unnamed_bytes: 0,
             runs: Vec::new(),
             schedule,
             is_suspect: false,
@@ -178,12 +185,31 @@ impl Account {
 
     pub(super) fn reserve(&mut self, more: DiskUsage) -> Result<(), NoRoom> {
         let measured = self.measured.ok_or(NoRoom::NotMeasured)?;
-        let used = add(add(measured, self.reserved_before), self.reserved);
+        let mut used = add(add(measured, self.reserved_before), self.reserved);
+        used.bytes = used.bytes.saturating_add(self.unnamed_bytes);
         check(Limit::DiskBytes, used.bytes, more.bytes, self.limits.bytes)?;
         check(Limit::Inodes, used.inodes, more.inodes, self.limits.inodes)?;
         self.reserved = add(self.reserved, more);
         self.schedule.is_stale = true;
         Ok(())
+    }
+
+    /// Bytes that were reserved are in a file without a name.
+    pub(super) fn hold_unnamed(&mut self, bytes: u64) {
+        let of_last = bytes.min(self.reserved.bytes);
+        self.reserved.bytes -= of_last;
+        let before = &mut self.reserved_before.bytes;
+        *before = before.saturating_sub(bytes - of_last);
+        self.unnamed_bytes = self.unnamed_bytes.saturating_add(bytes);
+    }
+
+    /// The file has a name, so that the next measurement finds it, or is gone.
+    pub(super) fn release_unnamed(&mut self, bytes: u64, has_name: bool) {
+        self.unnamed_bytes = self.unnamed_bytes.saturating_sub(bytes);
+        if has_name {
+            self.reserved.bytes = self.reserved.bytes.saturating_add(bytes);
+        }
+        self.schedule.is_stale = true;
     }
 
     /// Has the session measured now. Returns the number of that measurement.

@@ -154,6 +154,20 @@ impl Disk {
         reserve()
     }
 
+    /// Bytes that were reserved are in a file without a name, which no measurement finds.
+    pub(crate) fn hold_unnamed(&self, session: SessionId, bytes: u64) {
+        if let Some(account) = self.lock().get_mut(&session) {
+            account.hold_unnamed(bytes);
+        }
+    }
+
+    /// The file of these bytes has a name now, or is gone.
+    pub(crate) fn release_unnamed(&self, session: SessionId, bytes: u64, has_name: bool) {
+        if let Some(account) = self.lock().get_mut(&session) {
+            account.release_unnamed(bytes, has_name);
+        }
+    }
+
     /// A file call has changed the session: what it uses is measured again.
     pub(crate) fn session_changed(&self, session: SessionId) {
         if let Some(account) = self.lock().get_mut(&session) {
@@ -298,5 +312,133 @@ impl Disk {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Account>> {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const LIMITS: DiskLimits = DiskLimits { bytes: 4 * MIB, inodes: 20 };
+
+    struct Fixture {
+        disk: Arc<Disk>,
+        session: SessionId,
+        workspace: PathBuf,
+        _root: tempfile::TempDir,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let root = tempfile::tempdir().unwrap();
+            let session = SessionId::generate();
+            let workspace = root.path().join("sessions").join(session.to_string()).join("workspace");
+            fs::create_dir_all(&workspace).unwrap();
+            let disk = Arc::new(Disk::new(root.path(), None));
+            disk.attach(session, Mode::Logical, Ids { uid: 0, gid: 0 }, LIMITS).unwrap();
+            Self { disk, session, workspace, _root: root }
+        }
+
+        fn write(&self, name: &str, bytes: u64) {
+            fs::write(self.workspace.join(name), vec![1; usize::try_from(bytes).unwrap()]).unwrap();
+        }
+
+        async fn reserve(&self, bytes: u64, inodes: u64) -> Result<(), NoRoom> {
+            let (disk, session) = (self.disk.clone(), self.session);
+            spawn_blocking(move || disk.reserve(session, DiskUsage { bytes, inodes })).await.unwrap()
+        }
+
+        /// Does something while the monitor runs.
+        async fn monitored<T>(&self, work: impl Future<Output = T>) -> T {
+            tokio::select! {
+                () = self.disk.clone().monitor() => unreachable!("it never ends"),
+                done = work => done,
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn reservations_stay_within_limits() {
+        let fixture = Fixture::new();
+        fixture
+            .monitored(async {
+                fixture.reserve(3 * MIB, 10).await.unwrap();
+                // Nothing was written: the next measurement frees what was reserved.
+                fixture.reserve(3 * MIB, 10).await.unwrap();
+                fixture.write("file", 3 * MIB);
+                fixture.disk.session_changed(fixture.session);
+                let refused = fixture.reserve(3 * MIB, 0).await.unwrap_err();
+                let NoRoom::Full(full) = refused else { panic!("{refused:?}") };
+                assert_eq!((full.limit, full.max), (Limit::DiskBytes, 4 * MIB));
+                assert!(full.used >= 3 * MIB, "{full:?}");
+                let refused = fixture.reserve(0, 30).await.unwrap_err();
+                assert!(
+                    matches!(refused, NoRoom::Full(DiskFull { limit: Limit::Inodes, .. })),
+                    "{refused:?}"
+                );
+                fs::remove_file(fixture.workspace.join("file")).unwrap();
+                fixture.disk.session_changed(fixture.session);
+                fixture.reserve(3 * MIB, 10).await.unwrap();
+            })
+            .await;
+        fixture.disk.detach(fixture.session);
+        assert_eq!(fixture.disk.usage(fixture.session), None);
+        fixture.reserve(u64::MAX, 0).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn files_without_name_count_until_they_have_one() {
+        let fixture = Fixture::new();
+        let Fixture { disk, session, .. } = &fixture;
+        fixture
+            .monitored(async {
+                fixture.reserve(3 * MIB, 1).await.unwrap();
+                disk.hold_unnamed(*session, 3 * MIB);
+                fixture.reserve(3 * MIB, 1).await.unwrap_err();
+                fixture.reserve(MIB / 2, 1).await.unwrap();
+                disk.release_unnamed(*session, 3 * MIB, false);
+                fixture.reserve(3 * MIB, 1).await.unwrap();
+                disk.hold_unnamed(*session, 3 * MIB);
+                fixture.write("file", 3 * MIB);
+                disk.release_unnamed(*session, 3 * MIB, true);
+                fixture.reserve(3 * MIB, 1).await.unwrap_err();
+            })
+            .await;
+    }
+
+    #[tokio::test]
+    async fn run_is_stopped_when_session_grows() {
+        let fixture = Fixture::new();
+        fixture
+            .monitored(async {
+                let run = fixture.disk.watch_run(fixture.session, LIMITS).await.unwrap();
+                fixture.write("file", 5 * MIB);
+                assert_eq!(run.exceeded().await, Limit::DiskBytes);
+                drop(run);
+                fixture.write("file", 0);
+                let run = fixture.disk.watch_run(fixture.session, LIMITS).await.unwrap();
+                (0..30).for_each(|number| fixture.write(&number.to_string(), 0));
+                assert_eq!(run.exceeded().await, Limit::Inodes);
+            })
+            .await;
+        assert!(!fixture.disk.has_scanned_runs());
+    }
+
+    #[tokio::test]
+    async fn run_has_lower_limits_than_its_session() {
+        let fixture = Fixture::new();
+        let lower = DiskLimits { bytes: MIB, ..LIMITS };
+        fixture
+            .monitored(async {
+                let high = fixture.disk.watch_run(fixture.session, LIMITS).await.unwrap();
+                let low = fixture.disk.watch_run(fixture.session, lower).await.unwrap();
+                fixture.write("file", 3 * MIB);
+                assert_eq!(low.exceeded().await, Limit::DiskBytes);
+                assert!(!high.is_stopped());
+            })
+            .await;
     }
 }

@@ -86,6 +86,11 @@ impl WatchedRun {
         self.run.stop.cancelled().await;
         self.run.exceeded.get().copied().unwrap_or(Limit::DiskBytes)
     }
+
+    #[cfg(test)]
+    pub(super) fn is_stopped(&self) -> bool {
+        self.run.stop.is_cancelled()
+    }
 }
 
 impl Drop for WatchedRun {

@@ -12,6 +12,9 @@ pub(crate) const NEW_ENTRY: DiskUsage = DiskUsage { bytes: 4096, inodes: 1 };
 /// What is reserved at once, so that an import of many files does not ask for each.
 const BATCH: DiskUsage = DiskUsage { bytes: 4 << 20, inodes: 256 };
 
+/// Files without a name are counted in steps of this many bytes.
+const UNNAMED_STEP: u64 = 1 << 20;
+
 /// The part of a session's limits that one call has reserved. When it ends, the session is measured.
 #[derive(Debug)]
 pub(crate) struct Reservation {
@@ -54,10 +57,52 @@ impl Reservation {
     }
 }
 
+impl Reservation {
+    /// What a file of this call holds that has no name yet.
+    pub(crate) fn unnamed(&self) -> UnnamedBytes {
+        UnnamedBytes { disk: self.disk.clone(), session: self.session, written: 0, held: 0, has_name: false }
+    }
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
         if self.is_change {
             self.disk.session_changed(self.session);
+        }
+    }
+}
+
+/// The bytes of a file that has no name yet. No measurement finds it, so they are counted here.
+#[derive(Debug)]
+pub(crate) struct UnnamedBytes {
+    disk: Arc<Disk>,
+    session: SessionId,
+    written: u64,
+    /// The part of them that is counted: in steps, so that small files cost nothing.
+    held: u64,
+    has_name: bool,
+}
+
+impl UnnamedBytes {
+    /// Adds bytes that were taken and are written.
+    pub(crate) fn add(&mut self, bytes: u64) {
+        self.written += bytes;
+        if self.written - self.held >= UNNAMED_STEP {
+            self.disk.hold_unnamed(self.session, self.written - self.held);
+            self.held = self.written;
+        }
+    }
+
+    /// The file has a name now.
+    pub(crate) fn set_named(&mut self) {
+        self.has_name = true;
+    }
+}
+
+impl Drop for UnnamedBytes {
+    fn drop(&mut self) {
+        if self.held > 0 {
+            self.disk.release_unnamed(self.session, self.held, self.has_name);
         }
     }
 }

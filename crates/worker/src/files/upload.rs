@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use super::{
     error::FileError,
-    reservation::NEW_ENTRY,
+    reservation::{NEW_ENTRY, UnnamedBytes},
     workspace::{Workspace, check_regular, describe, etag},
 };
 use crate::workspace::trash;
@@ -57,6 +57,7 @@ pub(crate) struct Upload {
     file: File,
     written: u64,
     options: WriteOptions,
+    unnamed: UnnamedBytes,
 }
 
 impl Upload {
@@ -77,7 +78,7 @@ impl Upload {
         let mode = options.mode.or(target.entry.as_ref().map(|entry| entry.stat.st_mode));
         let file = target.create_unnamed_file()?;
         file.set_permissions(Permissions::from_mode(mode.unwrap_or(DEFAULT_MODE) & MODE_MASK))?;
-        let upload = Self { target, file, written: 0, options };
+        let upload = Self { target, file, written: 0, options, unnamed: workspace.reservation.unnamed() };
         upload.check_unchanged()?;
         Ok(upload)
     }
@@ -89,6 +90,7 @@ impl Upload {
             return Err(Reason::TooLarge.into());
         }
         workspace.reservation.take(DiskUsage { bytes: data.len() as u64, inodes: 0 })?;
+        self.unnamed.add(data.len() as u64);
         workspace.as_session(|| Ok(self.file.write_all(data)?))
     }
 
@@ -101,6 +103,7 @@ impl Upload {
             let mut part = from.take(left.min(COPY_BYTES));
             let copied = workspace.as_session(|| Ok(io::copy(&mut part, &mut self.file)?))?;
             workspace.reservation.take(DiskUsage { bytes: copied, inodes: 0 })?;
+            self.unnamed.add(copied);
             self.written += copied;
             if self.written > workspace.max_file_bytes {
                 return Err(Reason::TooLarge.into());
@@ -117,7 +120,7 @@ impl Upload {
     }
 
     /// Gives the file its name atomically.
-    pub(crate) fn publish(self, workspace: &Workspace) -> Result<v1::File, FileError> {
+    pub(crate) fn publish(mut self, workspace: &Workspace) -> Result<v1::File, FileError> {
         workspace.check_held()?;
         self.check_unchanged()?;
         match workspace.as_session(|| Ok(self.link(&self.target.parent, Path::new(&self.target.name))?)) {
@@ -126,6 +129,7 @@ impl Upload {
             }
             linked => linked?,
         }
+        self.unnamed.set_named();
         describe(&self.target.path, &Entry::from_fd(self.file.into())?)
     }
 
