@@ -10,7 +10,7 @@
 const REQUIRE: &str = "CODELIA_TEST_REQUIRE";
 
 /// Everything that a test may need and that `CODELIA_TEST_REQUIRE` may list.
-const NEEDS: [&str; 28] = [
+const NEEDS: [&str; 29] = [
     "postgres",
     "pgbouncer",
     "cgroup",
@@ -39,6 +39,7 @@ const NEEDS: [&str; 28] = [
     "systemd",
     "loop",
     "quota",
+    "shared_mounts",
 ];
 
 /// Returns whether a test that needs `need` can run here. `missing` says why it cannot.

@@ -17,7 +17,7 @@ const LIMITS: Amounts = Amounts { bytes: 4 << 20, inodes: 60 };
 const FILL: &str =
     "dd if=/dev/zero of=big bs=64k count=192 2>&1 | grep -o 'quota exceeded'; stat -c %s big; rm big
     truncate -s 1G sparse && ln sparse link && echo sparse
-    i=0; while [ $i -lt 100 ] && : > n$i; do i=$((i + 1)); done 2>/dev/null; echo $i";
+    i=0; while [ $i -lt 100 ] && true > n$i; do i=$((i + 1)); done 2>/dev/null; echo $i";
 
 /// Tries to leave the project: by its id, by a directory that does not hand it on, by the newer call.
 const LEAVE: &str = r#"perl -e '
