@@ -185,9 +185,7 @@ impl ApiError {
             Self::Unauthenticated => "API key missing or invalid: send `authorization: Bearer <key>`".into(),
             Self::KeyExpired => "the API key has expired; create a new one".into(),
             Self::TenantSuspended => "an operator suspended this tenant; ask them to resume it".into(),
-            Self::WorkerDrainsItself => {
-                "the worker shuts down, or a sandbox left something behind; restart it".into()
-            }
+            Self::WorkerDrainsItself => WORKER_DRAINS_ITSELF.into(),
             Self::ScopeMissing { any_of } => {
                 format!("the API key lacks the scope `{}`; use a key that has it", any_of.join("` or `"))
             }
@@ -263,6 +261,7 @@ impl ApiError {
     }
 }
 
+const WORKER_DRAINS_ITSELF: &str = "the worker shuts down, or a sandbox left something behind; restart it";
 const QUERY_TIMEOUT: &str =
     "the database took too long; retry, or ask for less: a smaller page, one session, a filter";
 const WORKER_OUTDATED: &str = "transaction: the worker that holds the session has an earlier version, which cannot do \

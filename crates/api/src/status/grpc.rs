@@ -169,11 +169,10 @@ impl ApiError {
                 metadata.insert("mode".into(), mode.to_string());
                 metadata
             }
-            Self::CommandNotAllowed { rule, .. } => {
-                let mut metadata = named("field", "command.argv");
-                metadata.insert("rule".into(), format!("policy.{rule}"));
-                metadata
-            }
+            Self::CommandNotAllowed { rule, .. } => HashMap::from([
+                ("field".to_owned(), "command.argv".to_owned()),
+                ("rule".to_owned(), format!("policy.{rule}")),
+            ]),
             Self::File(error) => describe_file(details, error),
             Self::ShuttingDown | Self::QueryTimeout | Self::Unavailable { .. } => {
                 details.set_retry_info(Some(RETRY_DELAY));

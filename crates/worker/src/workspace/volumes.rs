@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(dirs.create(id).unwrap(), data, "it stays");
         symlink(temp.path(), data.join("link")).unwrap();
         fs::create_dir(data.join("closed")).unwrap();
-        fs::set_permissions(data.join("closed"), Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(data.join("closed"), Permissions::from_mode(0o000)).unwrap();
         assert_eq!(dirs.list().unwrap(), [id]);
         dirs.remove(id).unwrap();
         assert_eq!(dirs.remove(id).unwrap(), 0, "a second removal is not an error");
@@ -207,7 +207,7 @@ mod tests {
         fs::create_dir(data.join("closed")).unwrap();
         fs::write(data.join("closed/file"), vec![1; 2 << 20]).unwrap();
         fs::hard_link(data.join("closed/file"), data.join("again")).unwrap();
-        fs::set_permissions(data.join("closed"), Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(data.join("closed"), Permissions::from_mode(0o000)).unwrap();
         symlink(temp.path(), data.join("link")).unwrap();
         fs::File::create(data.join("sparse")).unwrap().set_len(1 << 40).unwrap();
         let grown = measure(&data).unwrap() - before;
