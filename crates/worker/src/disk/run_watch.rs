@@ -63,6 +63,11 @@ impl RunWatch {
         self.exceeded.get_or_init(|| limit);
         self.stop.cancel();
     }
+
+    #[cfg(test)]
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
 }
 
 /// A run that is watched until this is dropped.
@@ -85,11 +90,6 @@ impl WatchedRun {
     pub(crate) async fn exceeded(&self) -> Limit {
         self.run.stop.cancelled().await;
         self.run.exceeded.get().copied().unwrap_or(Limit::DiskBytes)
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_stopped(&self) -> bool {
-        self.run.stop.is_cancelled()
     }
 }
 
