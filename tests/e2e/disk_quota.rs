@@ -189,8 +189,8 @@ async fn session_shows_what_its_files_use() -> Result<()> {
 async fn session_crosses_its_limit_once() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let mut request = codelia_proto::v1::CreateSessionRequest::default();
-    request.limits = Some(codelia_proto::v1::Limits { disk_bytes: Some(50 * MIB), ..Default::default() });
+    let limits = codelia_proto::v1::Limits { disk_bytes: Some(50 * MIB), ..Default::default() };
+    let request = codelia_proto::v1::CreateSessionRequest { limits: Some(limits), ..Default::default() };
     let session = client.create(request).await?;
     let filled = client.exec(&session.name, FILL).await?;
     assert_eq!(filled.outcome(), Kind::Limit(LimitExceeded { resource: "disk_bytes".into() }));

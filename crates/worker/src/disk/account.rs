@@ -45,6 +45,8 @@ pub(super) struct Account {
     /// Those of the session; a run may have lower ones.
     limits: DiskLimits,
     measured: Option<DiskUsage>,
+    /// The last measurement found everything.
+    is_complete: bool,
     /// What file calls have reserved since the last measurement began.
     reserved: DiskUsage,
     /// What they had reserved when the current one began.
@@ -122,6 +124,7 @@ impl Account {
             setting: Arc::default(),
             limits,
             measured: None,
+            is_complete: false,
             reserved: DiskUsage::default(),
             reserved_before: DiskUsage::default(),
             unnamed_bytes: 0,
@@ -167,7 +170,9 @@ impl Account {
 
     /// Adds a run. What the session uses is known only if nothing has changed since.
     pub(super) fn add_run(&mut self, limits: DiskLimits) -> Arc<RunWatch> {
-        let known = self.measured.filter(|_| self.runs.is_empty() && !self.schedule.is_stale);
+        let Schedule { is_stale, is_measuring, .. } = self.schedule;
+        let is_known = self.is_complete && self.runs.is_empty() && !is_stale && !is_measuring;
+        let known = self.measured.filter(|_| is_known);
         let run = Arc::new(RunWatch::new(limits.lowered_to(self.limits), known));
         self.runs.push(run.clone());
         run
@@ -302,11 +307,14 @@ impl Account {
             _ => found.usage,
         };
         self.measured = Some(usage);
+        self.is_complete = !found.is_over && !found.is_disturbed;
         if self.quota.as_ref().is_some_and(|quota| quota.limits_runs()) {
             return;
         }
-        let exceeded: Vec<_> =
-            self.runs.iter().filter_map(|run| run.exceeds(usage).map(|limit| (run, limit))).collect();
+        let runs = self.runs.iter();
+        // A measurement that ended early says nothing about what a new run has found.
+        let known = runs.filter(|run| self.is_complete || run.at_start.get().is_some());
+        let exceeded: Vec<_> = known.filter_map(|run| run.exceeds(usage).map(|limit| (run, limit))).collect();
         if self.is_suspect {
             exceeded.iter().for_each(|(run, limit)| run.stop(*limit, DiskCause::Session));
         }
@@ -358,4 +366,73 @@ fn add(one: DiskUsage, other: DiskUsage) -> DiskUsage {
 
 fn max(one: DiskUsage, other: DiskUsage) -> DiskUsage {
     DiskUsage { bytes: one.bytes.max(other.bytes), inodes: one.inodes.max(other.inodes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use codelia_policy::Ids;
+    use codelia_types::{Mode, SessionId};
+
+    use super::*;
+
+    const LIMITS: DiskLimits = DiskLimits { bytes: 1 << 30, inodes: 1000 };
+
+    fn account() -> Account {
+        let target = Target {
+            session: SessionId::generate(),
+            directory: "/nonexistent".into(),
+            mode: Mode::Logical,
+            ids: Ids { uid: 0, gid: 0 },
+        };
+        Account::new(target, None, LIMITS)
+    }
+
+    fn found(inodes: u64, is_over: bool) -> Found {
+        Found { usage: DiskUsage { bytes: 0, inodes }, is_over, is_disturbed: false }
+    }
+
+    fn measure(account: &mut Account, found: Found) {
+        account.begin(0);
+        account.measured(found, Duration::ZERO, Instant::now());
+    }
+
+    #[test]
+    fn second_measurement_confirms_the_first() {
+        let mut account = account();
+        measure(&mut account, found(5, false));
+        let run = account.add_run(LIMITS);
+        for inodes in [2000, 500, 2000] {
+            measure(&mut account, found(inodes, false));
+            assert!(!run.is_stopped());
+        }
+        measure(&mut account, found(2000, false));
+        assert!(run.is_stopped());
+    }
+
+    #[test]
+    fn run_after_one_that_was_stopped_may_delete_files() {
+        let mut account = account();
+        measure(&mut account, found(5, false));
+        let first = account.add_run(LIMITS);
+        // It ends during a measurement, which ends early.
+        account.begin(0);
+        account.remove_run(&first);
+        let second = account.add_run(LIMITS);
+        account.measured(found(1001, true), Duration::ZERO, Instant::now());
+        for inodes in [3000, 3000, 2000, 2000] {
+            measure(&mut account, found(inodes, false));
+            assert!(!second.is_stopped());
+        }
+        account.remove_run(&second);
+        // The third starts during the next measurement, and the last one is old.
+        account.begin(0);
+        let third = account.add_run(LIMITS);
+        account.measured(found(4000, false), Duration::ZERO, Instant::now());
+        measure(&mut account, found(4000, false));
+        assert!(!third.is_stopped());
+        // The control: one that grows the session is stopped.
+        measure(&mut account, found(4100, false));
+        measure(&mut account, found(4100, false));
+        assert!(third.is_stopped());
+    }
 }

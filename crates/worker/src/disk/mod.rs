@@ -474,7 +474,7 @@ mod tests {
                 fixture.measured().await;
                 fixture.write("file", 3 * MIB);
                 assert_eq!(low.exceeded().await, Limit::DiskBytes);
-                assert!(!high.is_stopped());
+                assert!(!high.run.is_stopped());
             })
             .await;
     }

@@ -66,6 +66,11 @@ impl RunWatch {
         }
         self.stop.cancel();
     }
+
+    #[cfg(test)]
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
 }
 
 /// A run that is watched until this is dropped.
@@ -88,11 +93,6 @@ impl WatchedRun {
     pub(crate) async fn exceeded(&self) -> Limit {
         self.run.stop.cancelled().await;
         self.run.exceeded.get().copied().unwrap_or(Limit::DiskBytes)
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_stopped(&self) -> bool {
-        self.run.stop.is_cancelled()
     }
 }
 

@@ -169,14 +169,15 @@ impl Walk {
         let buffer = if is_deep { &mut buffer[..SMALL_BUFFER_BYTES] } else { &mut buffer[..] };
         level.next = None;
         if let Some(directory) = &level.directory {
-            seek(directory, SeekFrom::Start(from))?;
-            let mut entries = RawDir::new(directory, buffer);
+            let mut entries = match seek(directory, SeekFrom::Start(from)) {
+                Ok(_) => RawDir::new(directory, buffer),
+                // The position of a directory that was removed may be out of range.
+                Err(errno) => return self.skip(level, errno),
+            };
             while let Some(entry) = entries.next() {
                 let entry = match entry {
                     Ok(entry) => entry,
-                    // The directory was removed.
-                    Err(Errno::NOENT) => break,
-                    Err(errno) => return Err(errno.into()),
+                    Err(errno) => return self.skip(level, errno),
                 };
                 level.next = Some(entry.next_entry_cookie());
                 if let Some(name) = self.visit(directory, entry.file_name()) {
@@ -190,6 +191,18 @@ impl Walk {
                 }
             }
         }
+        self.levels.push(level);
+        Ok(())
+    }
+
+    /// Leaves out the rest of a directory that cannot be read. Usually it was removed.
+    fn skip(&mut self, mut level: Level, errno: Errno) -> io::Result<()> {
+        if matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM) {
+            return Err(errno.into());
+        }
+        let removed = |directory: &OwnedFd| fstat(directory).is_ok_and(|stat| stat.st_nlink == 0);
+        self.is_disturbed |= !level.directory.as_ref().is_some_and(removed);
+        level.next = None;
         self.levels.push(level);
         Ok(())
     }
@@ -253,8 +266,8 @@ fn open_child(directory: &OwnedFd, name: &CStr) -> io::Result<Option<(OwnedFd, S
             let child = open_unreadable(directory, name);
             Ok(child.ok().and_then(|child| fstat(&child).ok().map(|stat| (child, stat))))
         }
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) => Ok(None),
-        Err(errno) => Err(errno.into()),
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(errno.into()),
+        Err(_) => Ok(None),
     }
 }
 
@@ -428,8 +441,16 @@ mod tests {
             write(&dir.path().join(name).join("x/y/z/file"), 4096);
         }
         let path = dir.path().to_owned();
+        /// Stops the other thread, also when an assertion fails.
+        struct Stop<'a>(&'a AtomicBool);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
+            let _stop = Stop(&stop);
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     fs::rename(path.join("a/x"), path.join("b/moved")).unwrap();
@@ -444,7 +465,6 @@ mod tests {
                 // What moves may count twice or not at all, never more.
                 assert!((10..=24).contains(&found.inodes), "{found:?}");
             }
-            stop.store(true, Ordering::Relaxed);
         });
         assert_eq!(usage(dir.path()).inodes, 16);
     }
