@@ -6,7 +6,6 @@
 
 mod error;
 
-pub mod allocated;
 pub mod capability;
 pub mod cgroup;
 pub mod elf;

@@ -43,6 +43,7 @@ pub(crate) use self::{
     quota::{Quota, Target},
     report::DiskReporter,
     run_watch::WatchedRun,
+    scan::measure,
     space::Space,
 };
 

@@ -11,7 +11,7 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, OwnedFd},
     path::Path,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use codelia_sys::{Pid, resolve_beneath::proc_fd_path};
@@ -33,6 +33,9 @@ const BUFFER_BYTES: usize = 32 * 1024;
 const SMALL_BUFFER_BYTES: usize = 1024;
 /// The unit of `st_blocks`.
 const BLOCK_BYTES: u64 = 512;
+
+/// How often a measurement in one go looks whether it is to stop.
+const STOP_INTERVAL: Duration = Duration::from_millis(10);
 
 /// What a walk has found at the end of a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +85,10 @@ impl Walk {
     /// Begins at a directory. Files that only `processes` still have open count too. The walk ends
     /// early when it has found more than `max`.
     pub(super) fn begin(path: &Path, processes: Vec<Pid>, max: DiskUsage) -> io::Result<Self> {
-        let directory = open(CWD, path)?;
+        Self::begin_in(open(CWD, path)?, processes, max)
+    }
+
+    fn begin_in(directory: OwnedFd, processes: Vec<Pid>, max: DiskUsage) -> io::Result<Self> {
         let stat = fstat(&directory)?;
         let mut walk = Self {
             device: stat.st_dev,
@@ -258,6 +264,22 @@ impl Walk {
     }
 }
 
+/// Measures a directory in one go and returns what is allocated. Blocking. `None` if that is more than
+/// `max`, if something moves directories away from the walk, or if `is_stopped`.
+pub(crate) fn measure(
+    directory: &OwnedFd,
+    max: DiskUsage,
+    is_stopped: impl Fn() -> bool,
+) -> io::Result<Option<u64>> {
+    let mut walk = Walk::begin_in(open(directory, c".")?, Vec::new(), max)?;
+    while !is_stopped() {
+        if let Progress::Done(found) = walk.advance(Instant::now() + STOP_INTERVAL)? {
+            return Ok((!found.is_over && !found.is_disturbed).then_some(found.usage.bytes));
+        }
+    }
+    Ok(None)
+}
+
 /// Opens a subdirectory; `None` if it is gone, was replaced, or cannot be read.
 fn open_child(directory: &OwnedFd, name: &CStr) -> io::Result<Option<(OwnedFd, Stat)>> {
     match open(directory, name) {
@@ -300,7 +322,6 @@ mod tests {
         os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink},
         sync::atomic::{AtomicBool, Ordering},
         thread,
-        time::Duration,
     };
 
     use super::*;

@@ -1,6 +1,7 @@
 //! Limits of single directories of a layout: measured about once a second while a command runs.
 
 use std::{
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -10,17 +11,16 @@ use std::{
 };
 
 use codelia_policy::{LayoutDirectory, Policy};
-use codelia_sys::{
-    Errno,
-    allocated::{Allocated, allocated},
-    resolve_beneath,
-};
+use codelia_sys::resolve_beneath;
 use codelia_telemetry::task;
+use codelia_types::DiskUsage;
 use tokio::{
     task::{JoinHandle, spawn_blocking},
     time::sleep,
 };
 use tokio_util::sync::CancellationToken;
+
+use crate::disk;
 
 /// Between two measurements, at least.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -99,23 +99,24 @@ impl Limited {
 
     /// Whether it is over its limit: since the command started, or more than before.
     fn is_exceeded(&mut self, workspace: &Path, is_first: bool, stop: &AtomicBool) -> bool {
-        if self.measure(workspace, self.max_bytes, stop) != Ok(Allocated::OverLimit) {
+        // A directory that is gone or was replaced has nothing to count.
+        if !matches!(self.measure(workspace, self.max_bytes, stop), Ok(None)) {
             self.full = None;
             return false;
         }
-        // A tree that is too deep is over every limit.
-        let Ok(Allocated::Bytes(bytes)) = self.measure(workspace, u64::MAX, stop) else {
+        let Ok(Some(bytes)) = self.measure(workspace, u64::MAX, stop) else {
             return !stop.load(Ordering::Relaxed);
         };
         let before = self.full.replace(bytes);
         before.map_or(!is_first, |before| bytes > before)
     }
 
-    /// Fails for a directory that is gone or was replaced: it has nothing to count.
-    fn measure(&self, workspace: &Path, max: u64, stop: &AtomicBool) -> Result<Allocated, Errno> {
+    /// `None` if there is more than `max`, or after a stop.
+    fn measure(&self, workspace: &Path, max: u64, stop: &AtomicBool) -> io::Result<Option<u64>> {
         let workspace = resolve_beneath::open_directory(workspace)?;
         let directory = resolve_beneath::open_directory_without_symlinks(&workspace, &self.path)?;
-        allocated(&directory, max, stop)
+        let max = DiskUsage { bytes: max, inodes: u64::MAX };
+        disk::measure(&directory, max, || stop.load(Ordering::Relaxed))
     }
 }
 

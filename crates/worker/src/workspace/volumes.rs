@@ -1,39 +1,26 @@
 //! The directories of volumes, `volumes/ID/data`, next to those of sessions. Only the worker can reach them;
 //! a session's sandboxes mount them.
 //!
-//! What is in them is hostile. Names are opened one at a time and no link is followed.
+//! What is in them is hostile: no link in them is followed.
 
 use std::{
-    collections::HashSet,
     fs::{self, DirBuilder, Permissions},
     io::{self, ErrorKind},
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::fs::{DirBuilderExt, PermissionsExt, lchown},
-    },
+    os::unix::fs::{DirBuilderExt, PermissionsExt, lchown},
     path::{Path, PathBuf},
 };
 
 use codelia_policy::VOLUME_OWNER;
-use codelia_types::VolumeId;
-use rustix::{
-    ffi::CStr,
-    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, openat, statat},
-    io::Errno,
-};
+use codelia_sys::resolve_beneath;
+use codelia_types::{DiskUsage, VolumeId};
 use uuid::Uuid;
+
+use crate::disk;
 
 use super::trash;
 
-/// Entries of a volume that are counted. One with more has its maximum size.
-const MAX_ENTRIES: u64 = 1_000_000;
-/// Levels of directories that are entered. Each takes a descriptor.
-const MAX_DEPTH: usize = 200;
-/// The unit of `st_blocks`.
-const BLOCK: u64 = 512;
-
-const DIRECTORY: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// Files of a volume that are counted.
+const MAX_INODES: u64 = 1_000_000;
 
 /// The directories of volumes on a root.
 #[derive(Debug, Clone)]
@@ -96,74 +83,11 @@ impl VolumeDirs {
     }
 }
 
-/// The space that the files below a directory take, in bytes. Files with several names count once. Commands
-/// may change the directory meanwhile.
+/// The space that the files of a volume take, in bytes. One with too many files has no room for more.
 pub(crate) fn measure(directory: &Path) -> io::Result<u64> {
-    let mut measure = Measure { bytes: 0, entries: 0, linked: HashSet::new() };
-    let top = openat(CWD, directory, DIRECTORY, Mode::empty())?;
-    measure.directory(&top, 0)?;
-    Ok(if measure.entries > MAX_ENTRIES { u64::MAX } else { measure.bytes })
-}
-
-struct Measure {
-    bytes: u64,
-    entries: u64,
-    /// Files with several names.
-    linked: HashSet<(u64, u64)>,
-}
-
-impl Measure {
-    fn directory(&mut self, directory: &OwnedFd, depth: usize) -> io::Result<()> {
-        if depth > MAX_DEPTH {
-            self.entries = u64::MAX;
-            return Ok(());
-        }
-        for entry in Dir::read_from(directory)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
-            self.entries = self.entries.saturating_add(1);
-            if self.entries > MAX_ENTRIES {
-                return Ok(());
-            }
-            let status = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Err(Errno::NOENT) => continue,
-                status => status?,
-            };
-            self.add(&status);
-            if FileType::from_raw_mode(status.st_mode) == FileType::Directory
-                && let Some(below) = open(directory, name)?
-            {
-                self.directory(&below, depth + 1)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn add(&mut self, status: &Stat) {
-        let is_directory = FileType::from_raw_mode(status.st_mode) == FileType::Directory;
-        if is_directory || status.st_nlink < 2 || self.linked.insert((status.st_dev, status.st_ino)) {
-            self.bytes = self.bytes.saturating_add(status.st_blocks.unsigned_abs().saturating_mul(BLOCK));
-        }
-    }
-}
-
-/// Opens a directory, or returns `None` if it is gone or not one any more.
-fn open(parent: &OwnedFd, name: &CStr) -> io::Result<Option<OwnedFd>> {
-    match openat(parent, name, DIRECTORY, Mode::empty()) {
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
-        // Its owner closed it, which is also the worker's user. What is in it counts too.
-        Err(Errno::ACCESS) => {
-            let path =
-                openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-            let path = format!("/proc/self/fd/{}", path.as_raw_fd());
-            fs::set_permissions(path, Permissions::from_mode(0o700))?;
-            Ok(Some(openat(parent, name, DIRECTORY, Mode::empty())?))
-        }
-        opened => Ok(Some(opened?)),
-    }
+    let directory = resolve_beneath::open_directory(directory)?;
+    let max = DiskUsage { bytes: u64::MAX, inodes: MAX_INODES };
+    Ok(disk::measure(&directory, max, || false)?.unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
