@@ -279,10 +279,13 @@ async fn random_kills_of_many_sandboxes_leave_nothing(fixture: Fixture) {
     let (session, before) = (fixture.session(), mounts());
     let fixture = std::sync::Arc::new(fixture);
     let session = std::sync::Arc::new(session);
+    // An emulated host takes seconds to start so many.
+    let places = std::sync::Arc::new(tokio::sync::Semaphore::new(8));
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..24_u64 {
-        let (fixture, session) = (fixture.clone(), session.clone());
+        let (fixture, session, places) = (fixture.clone(), session.clone(), places.clone());
         tasks.spawn(async move {
+            let _place = places.acquire().await.unwrap();
             let mut started = fixture.start(&session, "sleep 1000 & sleep 0.05").await;
             if number % 3 != 0 {
                 tokio::time::sleep(Duration::from_millis(number * 3)).await;

@@ -79,6 +79,9 @@ async fn worker_and_auditor_hold_only_these_privileges() {
         ("session_disk", "DELETE INSERT SELECT UPDATE"),
         ("sessions", "SELECT UPDATE"),
         ("upkeep_owner", "SELECT"),
+        // And to update what it measures: see the columns.
+        ("volume_mounts", "SELECT"),
+        ("volumes", "SELECT"),
         ("waiting_sessions", "DELETE INSERT SELECT UPDATE"),
         ("workers", "INSERT SELECT UPDATE"),
     ]);
@@ -96,6 +99,8 @@ async fn worker_and_auditor_hold_only_these_privileges() {
         ("scope_policies", "SELECT"),
         ("tenant_policies", "SELECT"),
         ("tools", "SELECT"),
+        ("volume_mounts", "SELECT"),
+        ("volumes", "SELECT"),
     ]);
     assert_eq!(granted(&database, "codelia_auditor").await, auditor);
     for (table, held) in granted(&database, "codelia_api").await {
@@ -156,6 +161,8 @@ async fn roles_are_denied_what_they_do_not_need() {
         ("codelia_worker", "INSERT INTO tenant_policies (tenant_id) VALUES ('a')"),
         ("codelia_worker", "SELECT reason FROM scope_policies"),
         ("codelia_worker", "INSERT INTO scope_policies (tenant_id) VALUES ('a')"),
+        ("codelia_worker", "DELETE FROM volumes"),
+        ("codelia_worker", "UPDATE volumes SET tenant_id = 'planted'"),
         ("codelia_worker", tomorrow),
         ("codelia_auditor", "UPDATE approvals SET reason = 'planted'"),
         ("codelia_auditor", "SELECT FROM live_runs"),
