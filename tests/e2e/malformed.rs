@@ -579,10 +579,13 @@ async fn refused(client: &Client, method: &Method, corrupt: &Corrupt) {
     );
 }
 
-/// Counts the rows of every table except events and audit, which record refusals above a ceiling.
+/// Counts the rows of every table except events and audit, which record refusals above a ceiling, and what
+/// workers measure.
 async fn row_counts(cluster: &Cluster) -> Result<Vec<(String, i64)>> {
     let mut counts = cluster.database.row_counts().await?;
-    counts.retain(|(table, _)| !matches!(table.as_str(), "events" | "audit" | "audit_checkpoints"));
+    counts.retain(|(table, _)| {
+        !matches!(table.as_str(), "events" | "audit" | "audit_checkpoints" | "session_disk")
+    });
     Ok(counts)
 }
 

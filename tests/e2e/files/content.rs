@@ -57,7 +57,7 @@ async fn large_file_is_streamed_not_buffered() -> Result<()> {
         let piece = bytes(1 << 20);
         let send = async |kind| pieces.send(WriteFileRequest { kind: Some(kind) }).await;
         send(write_file_request::Kind::Open(open(&session.name, "large"))).await?;
-        for _ in 0..256 {
+        for _ in 0..128 {
             send(write_file_request::Kind::Data(piece.clone().into())).await?;
         }
         send(write_file_request::Kind::Finish(WriteFileFinish {})).await?;
@@ -66,7 +66,7 @@ async fn large_file_is_streamed_not_buffered() -> Result<()> {
     };
     let (written, fed) = tokio::join!(call, feed);
     fed?;
-    assert_eq!(written?.into_inner().file.unwrap_or_default().size_bytes, 256 << 20);
+    assert_eq!(written?.into_inner().file.unwrap_or_default().size_bytes, 128 << 20);
     let mut stream = client.files().read_file(read(&session.name, "large")).await?.into_inner();
     let mut total = 0;
     while let Some(piece) = within("a piece", stream.message()).await? {
@@ -74,10 +74,10 @@ async fn large_file_is_streamed_not_buffered() -> Result<()> {
             total += data.len();
         }
     }
-    assert_eq!(total, 256 << 20);
+    assert_eq!(total, 128 << 20);
     for (pid, before) in pids.into_iter().zip(before) {
         let grown = peak_memory(pid) - before;
-        assert!(grown < 32 << 10, "process {pid} grew by {grown} kB for a file of 262144 kB");
+        assert!(grown < 32 << 10, "process {pid} grew by {grown} kB for a file of 131072 kB");
     }
     cluster.end().await
 }
