@@ -53,9 +53,9 @@ async fn full_tenant_leaves_others_working() -> Result<()> {
     let quota = 100 * MIB;
     let filler = cluster.tenant_with("filler", Quotas { disk_bytes: quota, ..Quotas::default() }).await?;
     let neighbour = cluster.tenant("neighbour").await?;
-    let beside = neighbour.session().await?;
+    let other = neighbour.session().await?;
     let mut steady =
-        Exec::start(&neighbour, shell(&beside.name, "until [ -e done ]; do sleep 0.05; done; echo survived"))
+        Exec::start(&neighbour, shell(&other.name, "until [ -e done ]; do sleep 0.05; done; echo survived"))
             .await?;
     steady.until_started().await?;
 
@@ -65,8 +65,8 @@ async fn full_tenant_leaves_others_working() -> Result<()> {
     let neighbours = async {
         loop {
             let begun = tokio::time::Instant::now();
-            neighbour.exec(&beside.name, "echo again > file; cat file").await?;
-            neighbour.put(&beside.name, "put", "text").await?;
+            neighbour.exec(&other.name, "echo again > file; cat file").await?;
+            neighbour.put(&other.name, "put", "text").await?;
             latencies.push(begun.elapsed());
             let ended = cluster.store.tenant_usage(&"filler".parse()?).await?.concurrent_runs == 0;
             if ended {
@@ -96,8 +96,8 @@ async fn full_tenant_leaves_others_working() -> Result<()> {
     assert_disk_quota(filler.start(shell(name, "true")).await);
     assert_disk_quota(filler.put(name, "more", "text").await);
     neighbour.session().await?;
-    assert_eq!(neighbour.exec(&beside.name, "cat put").await?.stdout_text(), "text");
-    neighbour.put(&beside.name, "done", "").await?;
+    assert_eq!(neighbour.exec(&other.name, "cat put").await?.stdout_text(), "text");
+    neighbour.put(&other.name, "done", "").await?;
     assert_eq!(steady.finish().await?.stdout_text(), "survived\n");
     let expected = [(EventKind::LimitNear, 80), (EventKind::LimitReached, 100)];
     assert_eq!(quota_events(&cluster, "filler").await?, expected);

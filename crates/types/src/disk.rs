@@ -43,12 +43,6 @@ impl DiskMechanism {
             Self::Scan => "scan",
         }
     }
-
-    /// Whether the kernel refuses what exceeds a limit. If not, the worker stops the run.
-    #[must_use]
-    pub const fn is_enforced_by_kernel(self) -> bool {
-        !matches!(self, Self::Scan)
-    }
 }
 
 impl fmt::Display for DiskMechanism {

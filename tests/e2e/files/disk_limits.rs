@@ -78,7 +78,7 @@ async fn imports_and_directories_stay_within_inode_limit() -> Result<()> {
     eventually("the import is removed", is_empty).await;
     // The control: what fits is imported, also right after.
     workspace.import("tree", &archive(150), false).await?;
-    // One more for each of these, until there is no room.
+    // One more for each of these, until the session is full.
     let mut made = 0;
     let refused = loop {
         match workspace.make_directory(&format!("new{made}"), false).await {

@@ -96,7 +96,7 @@ pub enum OverlayKind {
     Volume {
         /// Their user and group on the disk. The same as the session's if the worker is not root.
         owner: u32,
-        /// Whether a layer takes all changes. Else there is no layer.
+        /// Whether changes go to a layer of the session.
         is_copy: bool,
     },
 }

@@ -215,7 +215,7 @@ fn to_bigint(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// The columns of `session_disk`, all null if there is no row.
+/// The columns of `session_disk`, all null without a row.
 pub(super) fn from_columns(
     bytes: Option<i64>,
     inodes: Option<i64>,

@@ -55,7 +55,7 @@ impl Quotas {
     /// Whether the kernel counts and refuses what exceeds a limit.
     ///
     /// # Errors
-    /// As `quotactl(2)`, except where there are no quotas at all.
+    /// As `quotactl(2)`, except on a file system without quotas.
     pub fn are_enforced(&self) -> Result<bool, Error> {
         match call::state(&self.directory) {
             Ok(state) => Ok(state.is_enforced(self.kind)),

@@ -1,6 +1,6 @@
 //! Project quotas: each session is a project of the file system, whose id is that of its user.
 //!
-//! Everything that is created in the directory of a session inherits its project, whoever creates it.
+//! Everything that is created in the directory of a session inherits its project.
 //! Commands cannot change it: the seccomp filter of isolating modes denies the calls.
 
 use std::{

@@ -1,4 +1,4 @@
-//! Measures the directory of a session: what is allocated for its files.
+//! Measures a directory of a session or a volume: what is allocated for its files.
 //!
 //! The tree is untrusted and changes meanwhile. A walk follows no link, stays on the device of the
 //! directory, works in short slices, and needs little memory for each level: of a tree of any depth
