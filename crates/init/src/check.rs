@@ -26,16 +26,25 @@ use crate::{
 /// The seccomp mode of a process with a filter.
 const FILTERED: u32 = 2;
 
-/// Compares the environment with the expected one. The errno says what differs: `EXDEV` for
-/// something of the host, `ENOENT` for something missing, `EEXIST` for an additional mount, `EROFS`
-/// and `EPERM` for a mount that is read-only or writable against the plan, `ENOEXEC` and `EACCES` for one
-/// that is executable or not against it, `ENODEV` for another file
-/// system, `EINVAL` for another value.
+/// Compares the environment with the expected one, without the mounts. The errno says what differs:
+/// `EXDEV` for something of the host, `EINVAL` for another value.
 pub(crate) fn environment(expected: &ExpectedEnvironment) -> Result<(), Failure> {
     ensure(process::own_pid() == Pid::INIT, Step::CheckPid, Errno::XDEV)?;
     namespaces(expected, proc_self::namespace_id).map_err(at(Step::CheckNamespaces))?;
+    if let Some(name) = &expected.hostname {
+        let own = proc_self::hostname().map_err(at(Step::CheckHostname))?;
+        ensure(own == *name, Step::CheckHostname, Errno::INVAL)?;
+    }
+    ensure(proc_self::ids() == Some((expected.uid, expected.gid)), Step::CheckIds, Errno::INVAL)
+}
+
+/// Compares the mounts with the expected ones. The errno says what differs: `EXDEV` for another file,
+/// `ENOENT` for something missing, `EEXIST` for an additional mount, `EROFS` and `EPERM` for one that is
+/// read-only or writable against the plan, `ENOEXEC` and `EACCES` for one that is executable or not against
+/// it, `ENODEV` for another file system.
+pub(crate) fn mounts(expected: &ExpectedEnvironment) -> Result<(), Failure> {
     let table = proc_self::mounts().map_err(at(Step::CheckMounts))?;
-    mounts(expected, &table, identity_of).map_err(at(Step::CheckMounts))?;
+    mount_table(expected, &table, identity_of).map_err(at(Step::CheckMounts))?;
     if let Some(shown) = &expected.shown_in_proc {
         let hidden = view::hidden_in_proc(shown).map_err(at_io(Step::CheckMounts))?;
         // Not as paths: to compare those takes many times as long.
@@ -43,11 +52,7 @@ pub(crate) fn environment(expected: &ExpectedEnvironment) -> Result<(), Failure>
         let is_masked = |mask: &Mask| targets.contains(mask.path.as_os_str());
         ensure(hidden.iter().all(is_masked), Step::CheckMounts, Errno::NOENT)?;
     }
-    if let Some(name) = &expected.hostname {
-        let own = proc_self::hostname().map_err(at(Step::CheckHostname))?;
-        ensure(own == *name, Step::CheckHostname, Errno::INVAL)?;
-    }
-    ensure(proc_self::ids() == Some((expected.uid, expected.gid)), Step::CheckIds, Errno::INVAL)
+    Ok(())
 }
 
 /// Checks that init has no capability and cannot gain one.
@@ -84,7 +89,7 @@ fn namespaces(expected: &ExpectedEnvironment, own: impl Fn(&str) -> Result<u64, 
     })
 }
 
-fn mounts(
+fn mount_table(
     expected: &ExpectedEnvironment,
     table: &[Mount],
     identity_of: impl Fn(&Path) -> Result<FileIdentity, Errno>,
@@ -204,8 +209,9 @@ mod tests {
 
     #[test]
     fn mount_table_must_be_as_planned() {
-        let check =
-            |planned: ExpectedMount, table: &[Mount]| mounts(&expected(planned), table, |_| Ok(IDENTITY));
+        let check = |planned: ExpectedMount, table: &[Mount]| {
+            mount_table(&expected(planned), table, |_| Ok(IDENTITY))
+        };
         let planned = expected_mount;
         let good = mount("/a", true, "ext4");
         assert_eq!(check(planned(), std::slice::from_ref(&good)), Ok(()), "the control");
@@ -243,7 +249,7 @@ mod tests {
             };
             let mut expected = ExpectedEnvironment::default();
             expected.mounts.insert(link.into(), planned);
-            mounts(&expected, &[mount], |_| Ok(IDENTITY))
+            mount_table(&expected, &[mount], |_| Ok(IDENTITY))
         };
         assert_eq!(check(true, mount(behind, false, "ext4")), Ok(()));
         assert_eq!(
@@ -260,7 +266,7 @@ mod tests {
         let check = |is_recursive, writable, table: &[Mount]| {
             let planned =
                 ExpectedMount { is_recursive, writable: Some(writable), ..ExpectedMount::default() };
-            mounts(&expected(planned), table, |_| Ok(IDENTITY))
+            mount_table(&expected(planned), table, |_| Ok(IDENTITY))
         };
         let [read_only, writable] =
             [false, true].map(|below| [mount("/a", below, "ext4"), mount("/a/b", below, "ext4")]);
@@ -275,9 +281,9 @@ mod tests {
     fn mounts_below_a_mask_do_not_matter() {
         let table = [mount("/a", true, "ext4"), mount("/sys/x", true, "sysfs")];
         let mut expected = expected(expected_mount());
-        assert_eq!(mounts(&expected, &table, |_| Ok(IDENTITY)), Err(Errno::EXIST));
+        assert_eq!(mount_table(&expected, &table, |_| Ok(IDENTITY)), Err(Errno::EXIST));
         expected.covered = Some("/sys".into());
-        assert_eq!(mounts(&expected, &table, |_| Ok(IDENTITY)), Ok(()));
+        assert_eq!(mount_table(&expected, &table, |_| Ok(IDENTITY)), Ok(()));
     }
 
     #[test]

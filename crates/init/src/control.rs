@@ -82,6 +82,11 @@ impl<S: AsFd> Control<S> {
         std::mem::take(&mut self.descriptors).into()
     }
 
+    /// Takes this many received descriptors.
+    pub(crate) fn take_first_descriptors(&mut self, count: usize) -> Result<Vec<OwnedFd>, Failure> {
+        (0..count).map(|_| self.take_descriptor()).collect()
+    }
+
     /// Takes the next received descriptor.
     pub(crate) fn take_descriptor(&mut self) -> Result<OwnedFd, Failure> {
         self.descriptors.pop_front().ok_or(Failure::new(Step::Protocol, Errno::BADF))

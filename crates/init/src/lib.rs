@@ -10,6 +10,6 @@ pub use protocol::{
     Egress, Exit, ExitStatus, ExpectedEnvironment, ExpectedMount, ExpectedNamespace, Failure, FileIdentity,
     HOST_PROC, Launch, LayoutEntry, Mask, NAMESPACES, OVERLAY_MOUNTS_DIR, Overlay, OverlayKind,
     OverlayRequest, OwnMount, PrivatePath, Report, Request, RestrictRequest, Rlimit, STAGING_DIR,
-    SecuritySetup, Setup, StagedMount, Step, TEMPLATE_FILES, Template, TemplateMount, TemplateRequest, View,
-    WorkspaceLayout,
+    SecuritySetup, Setup, StagedMount, StartRequest, Step, TEMPLATE_FILES, Template, TemplateMount,
+    TemplateRequest, View, WorkspaceLayout,
 };

@@ -25,15 +25,15 @@ mod view;
 use std::{
     io::{self, Stdin, stdin},
     os::{fd::AsFd, unix::net::UnixStream},
-    path::PathBuf,
     process::ExitCode,
 };
 
-use codelia_init::{Exit, ExpectedMount, Failure, Report};
+use codelia_init::{Exit, Failure, Report};
 use codelia_sys::fd;
 
 use child::CommandProcess;
 use control::Control;
+use setup::Inherited;
 
 fn main() -> ExitCode {
     let is_first_argument = |word: &str| std::env::args_os().nth(1).is_some_and(|first| first == word);
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
     } else if is_first_argument("--template") {
         template::serve(&mut control)
     } else {
-        serve(&mut control, &[])
+        serve(&mut control, None)
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -79,9 +79,8 @@ fn connect() -> io::Result<()> {
     Ok(fd::replace_stdin(UnixStream::connect(path)?)?)
 }
 
-/// `made`: mounts that exist and are not part of the request.
-fn serve(control: &mut Control<Stdin>, made: &[(PathBuf, ExpectedMount)]) -> Result<(), Failure> {
-    let state = setup::run(control, made)?;
+fn serve(control: &mut Control<Stdin>, inherited: Option<Inherited<'_>>) -> Result<(), Failure> {
+    let state = setup::run(control, inherited)?;
     let CommandProcess { pid, launch, listener } = child::start(&state)?;
     // Init starts no other process, so no process inherits its filter.
     restrict::supervision(&state.setup)?;

@@ -2,17 +2,24 @@
 
 use std::{
     io::{self, Stdin},
-    path::PathBuf,
+    os::fd::OwnedFd,
 };
 
-use codelia_init::{ExpectedMount, Failure, Request, Setup, Step};
+use codelia_init::{Failure, Request, Setup, Step};
 use codelia_sys::{
     Errno, Pid, cgroup, fd,
     process::{self, SingleThread},
     signal::{self, ChildEvents},
 };
 
-use crate::{check, control::Control, network, no_route::NoRouteCounters, restrict, view};
+use crate::{
+    check,
+    control::Control,
+    network,
+    no_route::NoRouteCounters,
+    restrict,
+    view::{self, Made},
+};
 
 /// What later steps need.
 #[derive(Debug)]
@@ -23,10 +30,20 @@ pub(crate) struct InitState {
     pub(crate) no_routes: NoRouteCounters,
 }
 
+/// What a sandbox has of its template.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Inherited<'a> {
+    pub(crate) setup: &'a Setup,
+    /// The mounts that cover the runtime.
+    pub(crate) made: &'a Made,
+    /// Whether an earlier sandbox found the same mounts as expected.
+    pub(crate) are_mounts_checked: bool,
+}
+
 /// The steps, in order. A step that drops a privilege comes after those that need it.
 pub(crate) fn run(
     control: &mut Control<Stdin>,
-    made: &[(PathBuf, ExpectedMount)],
+    inherited: Option<Inherited<'_>>,
 ) -> Result<InitState, Failure> {
     let process = SingleThread::claim().map_err(at(Step::ClaimSingleThread))?;
     fd::redirect_output_to_null().map_err(at(Step::RedirectOutput))?;
@@ -35,9 +52,11 @@ pub(crate) fn run(
     process::become_subreaper().map_err(at(Step::BecomeSubreaper))?;
     check_descendants()?;
     let events = watch_children().map_err(at(Step::BlockSignals))?;
-    let mut setup = receive_setup(control)?;
-    // Not earlier, so that the steps above do not count against the command.
-    join_cgroups(control, setup.cgroup_fds)?;
+    let mut setup = match inherited {
+        Some(inherited) => inherited.setup.clone(),
+        None => receive_setup(control)?,
+    };
+    let checks_mounts = !inherited.is_some_and(|inherited| inherited.are_mounts_checked);
     let mut no_routes = NoRouteCounters::default();
     if let Some(security) = &mut setup.security {
         // After the cgroups are joined: they pay for the sockets. Before the view, which makes the
@@ -47,10 +66,14 @@ pub(crate) fn run(
         }
         // After the cgroups are joined: the root of the new cgroup namespace is the own cgroup.
         if let Some(view) = &security.view {
-            let mounts = view::create(view, &security.expected)?;
-            security.expected.mounts.extend(made.iter().cloned().chain(mounts));
+            let made = view::create(view, &security.expected)?;
+            let of_template = inherited.into_iter().flat_map(|inherited| inherited.made.iter().cloned());
+            security.expected.mounts.extend(of_template.chain(made));
         }
         check::environment(&security.expected)?;
+        if checks_mounts {
+            check::mounts(&security.expected)?;
+        }
         // After the check that the network is the sandbox's own.
         no_routes = NoRouteCounters::open(security);
         // Last: no later step of init needs a privilege.
@@ -87,13 +110,16 @@ fn watch_children() -> Result<ChildEvents, Errno> {
     ChildEvents::open()
 }
 
+/// Receives the setup and joins the cgroups. Not earlier, so that the steps before do not count against
+/// the command.
 fn receive_setup(control: &mut Control<Stdin>) -> Result<Setup, Failure> {
-    match control.receive_request()? {
-        Some(Request::Setup(setup)) => Ok(*setup),
-        _ => Err(Failure::new(Step::Protocol, Errno::PROTO)),
-    }
+    let Some(Request::Setup(setup)) = control.receive_request()? else {
+        return Err(Failure::new(Step::Protocol, Errno::PROTO));
+    };
+    join_cgroups(control.take_first_descriptors(setup.cgroup_fds)?)?;
+    Ok(*setup)
 }
 
-fn join_cgroups(control: &mut Control<Stdin>, count: usize) -> Result<(), Failure> {
-    (0..count).try_for_each(|_| cgroup::join(control.take_descriptor()?).map_err(at(Step::JoinCgroups)))
+pub(crate) fn join_cgroups(groups: Vec<OwnedFd>) -> Result<(), Failure> {
+    groups.into_iter().try_for_each(cgroup::join).map_err(at(Step::JoinCgroups))
 }

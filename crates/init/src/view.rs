@@ -67,8 +67,10 @@ pub(crate) fn create(view: &View, expected: &ExpectedEnvironment) -> Result<Made
     let boot_id = Mask { path: BOOT_ID.into(), is_directory: false };
     let shown_in_proc = expected.shown_in_proc.as_deref().unwrap_or_default();
     let hidden = hidden_in_proc(shown_in_proc).map_err(at_io(Step::MaskPaths))?;
-    for mask in hidden.iter().chain([&boot_id]).chain(&view.masked) {
-        files.mask(mask).map_err(at_io(Step::MaskPaths))?;
+    let masked = hidden.iter().chain([&boot_id]).chain(&view.masked);
+    view.masked.iter().try_for_each(create_directory).map_err(at_io(Step::MaskPaths))?;
+    for mask in masked {
+        files.mask(mask).map_err(at(Step::MaskPaths))?;
         mounts.push((mask.path.clone(), read_only("tmpfs")));
     }
     Ok(mounts)
@@ -110,6 +112,11 @@ fn make_read_only(path: &Path) -> Result<(), Errno> {
     let tree = mount::clone_mount(path)?;
     mount::make_read_only(&tree)?;
     mount::attach(&tree, path)
+}
+
+/// Creates a directory to mask: the command could create it otherwise.
+fn create_directory(mask: &Mask) -> io::Result<()> {
+    if mask.is_directory { fs::create_dir_all(&mask.path) } else { Ok(()) }
 }
 
 /// Everything in `/proc` that is neither a process nor shown.
@@ -228,12 +235,8 @@ impl Files {
         Ok(tree)
     }
 
-    fn mask(&self, mask: &Mask) -> io::Result<()> {
-        if mask.is_directory {
-            // The command could create it otherwise.
-            fs::create_dir_all(&mask.path)?;
-        }
+    fn mask(&self, mask: &Mask) -> Result<(), Errno> {
         let name = if mask.is_directory { HIDDEN_DIRECTORY } else { HIDDEN_FILE };
-        Ok(mount::attach(&mount::clone_beneath(&self.tmpfs, Path::new(name))?, &mask.path)?)
+        mount::attach(&mount::clone_beneath(&self.tmpfs, Path::new(name))?, &mask.path)
     }
 }

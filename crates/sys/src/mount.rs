@@ -16,10 +16,7 @@ use nix::{
     mount::{MntFlags, MsFlags},
     sched::{CloneFlags, unshare},
 };
-use rustix::{
-    fs::{CWD, Mode, OFlags},
-    io::Errno,
-};
+use rustix::{fs::CWD, io::Errno};
 
 use crate::{fd::last_errno, process::from_nix};
 
@@ -267,22 +264,25 @@ fn set_attributes_at(
 /// Attaches a mount at a path. Does not follow a symbolic link at its end.
 ///
 /// # Errors
-/// As `open(2)` and `move_mount(2)`.
+/// As `move_mount(2)`.
 pub fn attach(tree: &OwnedFd, target: &Path) -> Result<(), Errno> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    attach_at(tree, &rustix::fs::openat(CWD, target, flags, Mode::empty())?)
+    move_mount(tree, CWD, &c_path(target)?, 0)
 }
 
 pub(crate) fn attach_at(tree: &OwnedFd, target: &OwnedFd) -> Result<(), Errno> {
+    move_mount(tree, target, c"", libc::MOVE_MOUNT_T_EMPTY_PATH)
+}
+
+fn move_mount(tree: &OwnedFd, directory: impl AsFd, target: &CStr, flags: u32) -> Result<(), Errno> {
     // SAFETY: both descriptors are open and both paths are NUL-terminated.
     let result = unsafe {
         libc::syscall(
             libc::SYS_move_mount,
             tree.as_raw_fd(),
             c"".as_ptr(),
-            target.as_raw_fd(),
-            c"".as_ptr(),
-            libc::MOVE_MOUNT_F_EMPTY_PATH | libc::MOVE_MOUNT_T_EMPTY_PATH,
+            directory.as_fd().as_raw_fd(),
+            target.as_ptr(),
+            libc::MOVE_MOUNT_F_EMPTY_PATH | flags,
         )
     };
     if result == 0 { Ok(()) } else { Err(last_errno()) }

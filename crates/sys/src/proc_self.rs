@@ -1,12 +1,17 @@
 //! The environment of this process: namespaces, mounts, host name, ids.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io::{self, Read, Seek},
     os::unix::{ffi::OsStringExt, fs::MetadataExt},
     path::{Path, PathBuf},
 };
 
-use rustix::{io::Errno, process::Pid};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    io::Errno,
+    process::Pid,
+};
 
 /// The inode number of a namespace of this process, by its name in `/proc/self/ns`.
 ///
@@ -44,6 +49,44 @@ pub struct Mount {
 pub fn mounts() -> Result<Vec<Mount>, Errno> {
     let table = fs::read("/proc/self/mountinfo").map_err(|error| errno(&error))?;
     Ok(table.split(|&byte| byte == b'\n').filter_map(parse_mount).collect())
+}
+
+/// The text of the mount table, which is read again only when it has changed.
+#[derive(Debug)]
+pub struct MountTable {
+    file: File,
+    text: String,
+}
+
+impl MountTable {
+    /// Opens and reads the table.
+    ///
+    /// # Errors
+    /// As `open(2)` and `read(2)`.
+    pub fn open() -> io::Result<Self> {
+        let mut table = Self { file: File::open("/proc/self/mountinfo")?, text: String::new() };
+        table.read()?;
+        Ok(table)
+    }
+
+    /// The table as it is now.
+    ///
+    /// # Errors
+    /// As `poll(2)` and `read(2)`.
+    pub fn current(&mut self) -> io::Result<&str> {
+        // The kernel reports each change once.
+        let mut poll = [PollFd::new(&self.file, PollFlags::PRI)];
+        if rustix::event::poll(&mut poll, Some(&Timespec::default()))? > 0 {
+            self.file.rewind()?;
+            self.read()?;
+        }
+        Ok(&self.text)
+    }
+
+    fn read(&mut self) -> io::Result<()> {
+        self.text.clear();
+        self.file.read_to_string(&mut self.text).map(drop)
+    }
 }
 
 /// Parses a line: id, parent, device, root, target, mount options, tags, `-`, type, source, options

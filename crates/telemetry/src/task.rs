@@ -25,8 +25,16 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    tokio::spawn(logged(name, future))
+    // A large future would be copied into each of the layers around it.
+    if size_of::<F>() > MAX_COPIED {
+        tokio::spawn(logged(name, Box::pin(future)))
+    } else {
+        tokio::spawn(logged(name, future))
+    }
 }
+
+/// Bytes of a future that are copied rather than allocated.
+const MAX_COPIED: usize = 512;
 
 /// Logs a panic of the future with the task's name.
 fn logged<F: Future>(name: &'static str, future: F) -> impl Future<Output = F::Output> {

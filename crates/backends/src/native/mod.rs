@@ -10,17 +10,15 @@ mod template;
 mod templates;
 
 use std::{
-    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use async_trait::async_trait;
-use codelia_init::{Failure, Step};
+use codelia_init::{Failure, Setup, Step};
 use codelia_policy::{Mount, Plan};
 use codelia_sys::{
     cgroup::{CgroupParent, Group},
-    process::own_uid,
     rlimit,
 };
 use codelia_types::{Mode, SessionId};
@@ -34,8 +32,9 @@ use crate::{
         view,
     },
     probe::{self, Probed},
-    sandbox::{self, Sandbox, cgroups::Cgroups, control::Control, prepared, setup},
+    sandbox::{self, ReadyParts, Sandbox, cgroups::Cgroups, control::Control, prepared, setup},
 };
+use plan::TemplateSpec;
 use process::NativeProcess;
 use template::{Started, Template};
 use templates::Templates;
@@ -97,11 +96,15 @@ impl Native {
             security.view = Some(view::in_template(plan, &masks, &mut security.expected));
         }
         let namespaces = self.overlays.mount(&self.init, plan).await?;
+        let parts = ReadyParts::of(&setup);
         let mut group = self.cgroups.create(plan)?;
-        match self.start(plan, namespaces, group.as_mut()).await {
+        match self.start(plan, setup, namespaces, group.as_mut()).await {
             Ok((control, process)) => {
+                let template = process.template();
                 let sandbox = Sandbox::new(control, Box::new(process), group);
-                prepared::prepare(sandbox, plan, setup, None, None).await
+                let prepared = prepared::prepare_started(sandbox, plan, parts).await?;
+                template.set_mounts_checked();
+                Ok(prepared)
             }
             Err(error) => {
                 // A sandbox may have started in it.
@@ -119,13 +122,14 @@ impl Native {
     async fn start(
         &self,
         plan: &Plan,
+        setup: Setup,
         namespaces: Option<Arc<Namespaces>>,
-        mut group: Option<&mut Group>,
+        group: Option<&mut Group>,
     ) -> Result<(Control, NativeProcess), Error> {
-        let directory = group.as_deref().map_or(Ok(None), start_directory)?;
+        let wanted = plan::template(plan, setup)?;
         let (started, template, namespaces) =
-            self.start_in_template(plan, namespaces, directory.as_ref()).await?;
-        if let (Some(group), true) = (&mut group, started.is_in_group) {
+            self.start_in_template(plan, wanted, namespaces, group.as_deref()).await?;
+        if let (Some(group), true) = (group, started.is_in_group) {
             group.mark_joined();
         }
         Ok((started.control, NativeProcess::new(started.init, plan, template, namespaces)?))
@@ -135,10 +139,10 @@ impl Native {
     async fn start_in_template(
         &self,
         plan: &Plan,
+        wanted: TemplateSpec,
         namespaces: Option<Arc<Namespaces>>,
-        group: Option<&OwnedFd>,
+        group: Option<&Group>,
     ) -> Result<(Started, Arc<Template>, Option<Arc<Namespaces>>), Error> {
-        let wanted = plan::template(plan)?;
         let fds = namespaces.as_deref().map(Namespaces::try_clone_fds).transpose()?.unwrap_or_default();
         // Overlays and volumes are gone with the last sandbox, and a transaction's with its run.
         let is_mounted_outside = |mount: &Mount| {
@@ -151,13 +155,6 @@ impl Native {
         let (template, started) = self.templates.start(&self.init, wanted, group).await?;
         Ok((started, template, None))
     }
-}
-
-/// The directory to start a sandbox in. The kernel asks whether the user of the holder may write to the
-/// group and to the one above it. With a worker that is root that is another user, who could then move
-/// processes of other sessions: there init joins the group through a descriptor of the worker.
-fn start_directory(group: &Group) -> Result<Option<OwnedFd>, Error> {
-    if own_uid() == 0 { Ok(None) } else { Ok(group.open_directory()?) }
 }
 
 #[async_trait]

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_init::{OwnMount, STAGING_DIR, Template, TemplateMount};
+use codelia_init::{OwnMount, STAGING_DIR, Setup, Template, TemplateMount};
 use codelia_policy::{Ids, Mount, Plan, SANDBOX_IDS, VolumeMode};
 use codelia_types::{Mode, NetworkMode, SessionId};
 
@@ -39,7 +39,7 @@ struct SourceIdentity {
 
 /// The template of a plan. A mount is made for each sandbox if it is a `/proc`, a terminal or a tmpfs, or
 /// if it is above or below such a mount that comes earlier in the plan.
-pub(super) fn template(plan: &Plan) -> Result<TemplateSpec, Error> {
+pub(super) fn template(plan: &Plan, setup: Setup) -> Result<TemplateSpec, Error> {
     let mut split = Split::default();
     for (index, mount) in plan.mounts.iter().enumerate() {
         split.add(mount, &plan.mounts[index + 1..])?;
@@ -52,6 +52,7 @@ pub(super) fn template(plan: &Plan) -> Result<TemplateSpec, Error> {
         has_networks: plan.network == NetworkMode::None,
         mounts: split.shared,
         own_mounts: split.own,
+        setup,
     };
     Ok(TemplateSpec { session: plan.session, ids: isolation::ids(plan)?, template, sources: split.sources })
 }

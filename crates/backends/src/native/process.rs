@@ -31,7 +31,7 @@ pub(super) struct NativeProcess {
     pid: Option<Pid>,
     mounts: MountMarkers,
     /// The sandbox dies with it.
-    _template: Arc<Template>,
+    template: Arc<Template>,
     /// Keeps the session's overlays mounted while this sandbox lives.
     _namespaces: Option<Arc<Namespaces>>,
 }
@@ -46,7 +46,11 @@ impl NativeProcess {
         let pid = init.pid().map_err(io::Error::from)?;
         let init = async_fd(init).map_err(|(_, error)| error)?;
         let mounts = MountMarkers::of(plan);
-        Ok(Self { init, pid, mounts, _template: template, _namespaces: namespaces })
+        Ok(Self { init, pid, mounts, template, _namespaces: namespaces })
+    }
+
+    pub(super) fn template(&self) -> Arc<Template> {
+        self.template.clone()
     }
 }
 

@@ -2,13 +2,15 @@
 
 use std::{
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
-use codelia_init::{Report, TemplateRequest};
+use codelia_init::{Report, StartRequest, TemplateRequest};
 use codelia_policy::Ids;
 use codelia_sys::{
+    cgroup::Group,
     fd,
     process::{self, PidFd},
     spawn::Program,
@@ -25,9 +27,19 @@ use super::plan::TemplateSpec;
 /// A template. Dropping it kills its process, and with that its sandboxes.
 #[derive(Debug)]
 pub(super) struct Template {
-    /// Locked, because a request with a descriptor may be sent in parts.
-    socket: Mutex<Control>,
+    /// Locked until a request is answered.
+    requests: Mutex<Requests>,
+    /// Whether one of its sandboxes has found its mounts as planned.
+    are_mounts_checked: AtomicBool,
     _process: ChildProcess,
+}
+
+/// The socket to the process.
+#[derive(Debug)]
+struct Requests {
+    socket: Control,
+    /// Whether nobody received the last answer, so that the next one could be taken for it.
+    is_unanswered: bool,
 }
 
 /// A sandbox that has started.
@@ -54,34 +66,68 @@ impl Template {
         // If sending failed, the process may have reported why before it exited.
         let report = timeout(SETUP_TIMEOUT, socket.receive()).await.map_err(|_| Error::InitTimeout)?;
         match report? {
-            Some(Report::Ready) => Ok(Self { socket: Mutex::new(socket), _process: process }),
+            Some(Report::Ready) => {
+                let requests = Mutex::new(Requests { socket, is_unanswered: false });
+                Ok(Self { requests, are_mounts_checked: AtomicBool::new(false), _process: process })
+            }
             Some(Report::Failed(failure)) => Err(Error::InitFailed(failure)),
             Some(_) => Err(Error::UnexpectedMessage),
             None => sent.and(Err(Error::InitExited)),
         }
     }
 
-    /// Starts a sandbox, in the control group with this directory if that is allowed.
-    pub(super) async fn start(&self, group: Option<&OwnedFd>) -> Result<Started, Error> {
+    /// Starts a sandbox in this control group.
+    pub(super) async fn start(&self, group: Option<&Group>) -> Result<Started, Error> {
         timeout(SETUP_TIMEOUT, self.request_start(group)).await.map_err(|_| Error::InitTimeout)?
     }
 
-    async fn request_start(&self, group: Option<&OwnedFd>) -> Result<Started, Error> {
-        let (mut control, remote) = Control::pair()?;
-        let request = TemplateRequest::Start { has_group: group.is_some() };
-        let fds: Vec<_> = [&remote].into_iter().chain(group).map(AsFd::as_fd).collect();
-        self.socket.lock().await.send(&request, &fds).await?;
-        drop(remote);
-        match control.receive().await? {
-            Some(Report::Started { is_in_group }) => {
-                let init = control.take_descriptor()?.into();
-                Ok(Started { control, init, is_in_group })
-            }
+    /// The later sandboxes need not check their mounts.
+    pub(super) fn set_mounts_checked(&self) {
+        self.are_mounts_checked.store(true, Ordering::Relaxed);
+    }
+
+    async fn request_start(&self, group: Option<&Group>) -> Result<Started, Error> {
+        let (control, remote) = Control::pair()?;
+        let directory = group.map_or(Ok(None), start_directory)?;
+        let joins = group.map_or_else(|| Ok(Vec::new()), Group::join_fds)?;
+        let request = TemplateRequest::Start(StartRequest {
+            has_group: directory.is_some(),
+            cgroup_fds: joins.len(),
+            are_mounts_checked: self.are_mounts_checked.load(Ordering::Relaxed),
+        });
+        let fds: Vec<_> = [&remote].into_iter().chain(&directory).chain(&joins).map(AsFd::as_fd).collect();
+        let mut requests = self.requests.lock().await;
+        let (is_in_group, init) = requests.start(&request, &fds).await?;
+        Ok(Started { control, init, is_in_group })
+    }
+}
+
+impl Requests {
+    async fn start(
+        &mut self,
+        request: &TemplateRequest,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(bool, PidFd), Error> {
+        if std::mem::replace(&mut self.is_unanswered, true) {
+            return Err(Error::InitExited);
+        }
+        self.socket.send(request, fds).await?;
+        let report = self.socket.receive().await?;
+        self.is_unanswered = false;
+        match report {
+            Some(Report::Started { is_in_group }) => Ok((is_in_group, self.socket.take_descriptor()?.into())),
             Some(Report::Failed(failure)) => Err(Error::InitFailed(failure)),
             Some(_) => Err(Error::UnexpectedMessage),
             None => Err(Error::InitExited),
         }
     }
+}
+
+/// The directory to start a sandbox in. The kernel asks whether the user of the holder may write to the
+/// group and to the one above it. With a worker that is root that is another user, who could then move
+/// processes of other sessions: there init joins the group through descriptors of the worker.
+fn start_directory(group: &Group) -> Result<Option<OwnedFd>, Error> {
+    if process::own_uid() == 0 { Ok(None) } else { Ok(group.open_directory()?) }
 }
 
 /// The process has the session's user from its first instruction, without privileges.

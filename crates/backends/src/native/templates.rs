@@ -2,12 +2,12 @@
 //! for long after a use.
 
 use std::{
-    os::fd::OwnedFd,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+use codelia_sys::cgroup::Group;
 use codelia_types::SessionId;
 use tokio::sync::OnceCell;
 
@@ -51,7 +51,7 @@ impl Templates {
         &self,
         init: &Path,
         spec: TemplateSpec,
-        group: Option<&OwnedFd>,
+        group: Option<&Group>,
     ) -> Result<(Arc<Template>, Started), Error> {
         let (started, existed) = self.try_start(init, &spec, group).await;
         match started {
@@ -68,7 +68,7 @@ impl Templates {
         &self,
         init: &Path,
         spec: &TemplateSpec,
-        group: Option<&OwnedFd>,
+        group: Option<&Group>,
     ) -> (Result<(Arc<Template>, Started), Error>, bool) {
         let cell = self.keep(spec);
         let existed = cell.initialized();

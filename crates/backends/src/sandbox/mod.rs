@@ -71,6 +71,25 @@ pub(crate) struct Ready {
     pub(crate) egress: Option<EgressSockets>,
 }
 
+/// Which parts of [`Ready`] a setup asks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ReadyParts {
+    launch: bool,
+    listener: bool,
+    egress: bool,
+}
+
+impl ReadyParts {
+    pub(crate) fn of(setup: &Setup) -> Self {
+        let security = setup.security.as_ref();
+        Self {
+            launch: !setup.relay_launch,
+            listener: security.is_some_and(|security| security.notify),
+            egress: security.is_some_and(|security| security.egress.is_some()),
+        }
+    }
+}
+
 impl Sandbox {
     pub(crate) fn new(control: Control, process: Box<dyn SandboxProcess>, group: Option<Group>) -> Self {
         Self { control, cleanup: Some(Cleanup::new(process, group)) }
@@ -80,20 +99,23 @@ impl Sandbox {
     pub(crate) async fn set_up(&mut self, setup: Setup) -> Result<Ready, Error> {
         let join_fds = self.group().map(Group::join_fds).transpose()?.unwrap_or_default();
         let fds: Vec<_> = join_fds.iter().map(AsFd::as_fd).collect();
-        let notifies = setup.security.as_ref().is_some_and(|security| security.notify);
-        let creates_network = setup.security.as_ref().is_some_and(|security| security.egress.is_some());
-        let relays = setup.relay_launch;
+        let parts = ReadyParts::of(&setup);
         let request = Request::Setup(Box::new(Setup { cgroup_fds: fds.len(), ..setup }));
         let sent = self.control.send(&request, &fds).await;
         // If sending failed, init may have reported why before it exited.
-        let mut report = self.receive_report().await.or_else(|error| sent.and(Err(error)))?;
+        self.ready(parts).await.or_else(|error| sent.and(Err(error)))
+    }
+
+    /// Waits until `codelia-init` is ready.
+    pub(crate) async fn ready(&mut self, parts: ReadyParts) -> Result<Ready, Error> {
+        let mut report = self.receive_report().await?;
         let mut egress = None;
-        if creates_network && report == Report::Egress {
+        if parts.egress && report == Report::Egress {
             egress = Some(egress::take(&mut self.control)?);
             report = self.receive_report().await?;
         }
         match report {
-            Report::Ready if creates_network == egress.is_some() => {}
+            Report::Ready if parts.egress == egress.is_some() => {}
             Report::Failed(failure) => return Err(Error::InitFailed(failure)),
             Report::Started { .. }
             | Report::Ready
@@ -104,8 +126,8 @@ impl Sandbox {
         }
         self.cleanup.as_ref().map_or(Ok(()), Cleanup::limit_terminals).map_err(io::Error::from)?;
         Ok(Ready {
-            launch: (!relays).then(|| Control::new(self.control.take_descriptor()?)).transpose()?,
-            listener: notifies.then(|| self.control.take_descriptor()).transpose()?,
+            launch: parts.launch.then(|| Control::new(self.control.take_descriptor()?)).transpose()?,
+            listener: parts.listener.then(|| self.control.take_descriptor()).transpose()?,
             egress,
         })
     }

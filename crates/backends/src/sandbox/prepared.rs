@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use crate::{
     EgressSockets, Error, Launched, Prepared, Stdio,
     sandbox::{
-        Sandbox,
+        Ready, ReadyParts, Sandbox,
         control::Control,
         reads::AskedReads,
         running::{Budget, RunningCommand},
@@ -57,7 +57,28 @@ pub(crate) async fn prepare(
     root: Option<OwnedFd>,
     egress: Option<EgressSockets>,
 ) -> Result<Box<dyn Prepared>, Error> {
-    match set_up(&mut sandbox, plan, setup).await {
+    let ready = sandbox.set_up(setup).await;
+    wait_for_command(sandbox, plan, ready, root, egress).await
+}
+
+/// Like [`prepare`] where init has its setup, of which it reports these parts.
+pub(crate) async fn prepare_started(
+    mut sandbox: Sandbox,
+    plan: &Plan,
+    parts: ReadyParts,
+) -> Result<Box<dyn Prepared>, Error> {
+    let ready = sandbox.ready(parts).await;
+    wait_for_command(sandbox, plan, ready, None, None).await
+}
+
+async fn wait_for_command(
+    sandbox: Sandbox,
+    plan: &Plan,
+    ready: Result<Ready, Error>,
+    root: Option<OwnedFd>,
+    egress: Option<EgressSockets>,
+) -> Result<Box<dyn Prepared>, Error> {
+    match ready.and_then(|ready| supervise(plan, ready)) {
         Ok((launch, supervisor, created)) => {
             let (env, budget) = (plan.env.clone(), Budget::of(plan));
             let egress = created.or(egress);
@@ -70,12 +91,11 @@ pub(crate) async fn prepare(
     }
 }
 
-async fn set_up(
-    sandbox: &mut Sandbox,
+/// Starts the supervisor of the filter's listener, if there is one.
+fn supervise(
     plan: &Plan,
-    setup: Setup,
+    ready: Ready,
 ) -> Result<(Option<Control>, Option<Supervisor>, Option<EgressSockets>), Error> {
-    let ready = sandbox.set_up(setup).await?;
     let limit = plan.security.as_ref().and_then(|security| security.violation_limit);
     let supervisor = match (ready.listener, &ready.launch, plan.security.as_ref().zip(plan.ids), limit) {
         (Some(listener), Some(launch), Some(rules), Some(limit)) => {

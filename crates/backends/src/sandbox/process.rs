@@ -1,11 +1,16 @@
 //! The process that a mode started around `codelia-init`: init itself, a tool, or a container.
 
-use std::{fmt::Debug, fs};
+use std::{
+    fmt::Debug,
+    io,
+    sync::{Mutex, PoisonError},
+};
 
 use async_trait::async_trait;
 use codelia_policy::Plan;
 use codelia_sys::{
     Errno, Pid,
+    proc_self::MountTable,
     process::{ExitStatus, TreeRoot},
 };
 use codelia_types::Receipt;
@@ -55,6 +60,9 @@ pub(crate) trait SandboxProcess: Send + Sync + Debug {
     }
 }
 
+/// The mounts of this process. `None` until they are first read.
+static OWN_MOUNTS: Mutex<Option<MountTable>> = Mutex::new(None);
+
 /// Texts that identify the mounts of a sandbox. None may appear in our own namespace.
 #[derive(Debug)]
 pub(crate) struct MountMarkers([String; 2]);
@@ -66,10 +74,18 @@ impl MountMarkers {
 
     /// Counts the mounts that are left.
     pub(crate) fn count(&self) -> usize {
-        let is_ours = |line: &&str| self.0.iter().any(|marker| line.contains(marker));
         // If the list cannot be read, assume that a mount is left.
-        let mounts = fs::read_to_string("/proc/self/mountinfo");
-        mounts.map_or(1, |mounts| mounts.lines().filter(is_ours).count())
+        self.try_count().unwrap_or(1)
+    }
+
+    fn try_count(&self) -> io::Result<usize> {
+        let mut table = OWN_MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let table = match &mut *table {
+            Some(table) => table,
+            unread => unread.insert(MountTable::open()?),
+        };
+        let is_ours = |line: &&str| self.0.iter().any(|marker| line.contains(marker));
+        Ok(table.current()?.lines().filter(is_ours).count())
     }
 }
 

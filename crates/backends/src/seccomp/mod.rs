@@ -9,6 +9,7 @@ mod init;
 mod names;
 mod observed;
 mod program;
+mod ranges;
 mod rules;
 #[cfg(test)]
 mod table;
@@ -24,6 +25,7 @@ use libseccomp::{ScmpAction, ScmpArgCompare, ScmpFilterContext, ScmpSyscall};
 
 use crate::Error;
 use denials::{Answer, Argument, DENIALS, Denial, EXECUTABLE_MEMORY, EXECUTABLE_MEMORY_FILES};
+use ranges::Ranges;
 
 pub(crate) use init::init_filter;
 pub(crate) use names::{name, number};
@@ -162,17 +164,36 @@ fn cache(new: Cached) {
     }
 }
 
-/// One program: the denials, then the allow-list.
+/// One program: the calls that are always allowed, the denials, then the rest of the allow-list.
 fn compile(rules: &Rules) -> Result<Vec<u64>, Error> {
-    program::chain(&denial_program(rules)?, &allow_program(rules)?)
+    let denials = denial_program(rules)?;
+    let always = always_allowed(rules);
+    if let Some(ranges) = Ranges::of(&always)
+        && let Some(program) = ranges.before(&program::chain(&denials, &allow_program(rules, &always)?)?)
+    {
+        return Ok(program);
+    }
+    program::chain(&denials, &allow_program(rules, &BTreeSet::new())?)
+}
+
+/// The numbers of the calls that are allowed with any arguments.
+fn always_allowed(rules: &Rules) -> BTreeSet<u32> {
+    let denied: BTreeSet<_> = denials(rules).filter_map(|denial| number(denial.call)).collect();
+    let is_always = |name: &&String| rules::conditions(name, rules).iter().any(Vec::is_empty);
+    let allowed = rules.allowed.iter().filter(is_always).filter_map(|name| number(name));
+    allowed.filter(|number| !denied.contains(number)).filter_map(|number| number.try_into().ok()).collect()
+}
+
+fn denials(rules: &Rules) -> impl Iterator<Item = &'static Denial> {
+    let executable_memory = if rules.only_listed { EXECUTABLE_MEMORY } else { &[] };
+    let memory_files = if rules.seals_memory_files { EXECUTABLE_MEMORY_FILES } else { &[] };
+    let by_plan = executable_memory.iter().chain(memory_files);
+    DENIALS.iter().flat_map(|group| group.denials).chain(by_plan)
 }
 
 fn denial_program(rules: &Rules) -> Result<Vec<u64>, Error> {
     let mut context = new_context(ScmpAction::Allow)?;
-    let executable_memory = if rules.only_listed { EXECUTABLE_MEMORY } else { &[] };
-    let memory_files = if rules.seals_memory_files { EXECUTABLE_MEMORY_FILES } else { &[] };
-    let by_plan = executable_memory.iter().chain(memory_files);
-    for denial in DENIALS.iter().flat_map(|group| group.denials).chain(by_plan) {
+    for denial in denials(rules) {
         let action = match denial.answer {
             Answer::Violation => violation(rules),
             Answer::Fail(errno) => ScmpAction::Errno(errno.raw_os_error()),
@@ -197,9 +218,13 @@ fn conditions(denial: &Denial) -> Vec<Vec<ScmpArgCompare>> {
     conditions
 }
 
-fn allow_program(rules: &Rules) -> Result<Vec<u64>, Error> {
+/// The allow-list without the calls that are allowed before.
+fn allow_program(rules: &Rules, before: &BTreeSet<u32>) -> Result<Vec<u64>, Error> {
     let mut context = new_context(violation(rules))?;
-    for name in &rules.allowed {
+    let is_before = |name: &String| {
+        number(name).and_then(|number| number.try_into().ok()).is_some_and(|number| before.contains(&number))
+    };
+    for name in rules.allowed.iter().filter(|name| !is_before(name)) {
         for condition in rules::conditions(name, rules) {
             add_rule(&mut context, name, ScmpAction::Allow, &condition)?;
         }

@@ -11,11 +11,11 @@ use libseccomp::ScmpFilterContext;
 use crate::Error;
 
 /// `BPF_RET` of a constant.
-const RETURN: u16 = 0x06;
+pub(super) const RETURN: u16 = 0x06;
 /// `BPF_JA`: jump ahead.
 const JUMP: u16 = 0x05;
 /// `SECCOMP_RET_ALLOW`.
-const ALLOW: u32 = 0x7fff_0000;
+pub(super) const ALLOW: u32 = 0x7fff_0000;
 
 /// The program of a context.
 pub(super) fn export(context: &ScmpFilterContext) -> Result<Vec<u64>, Error> {
@@ -40,11 +40,21 @@ pub(super) fn chain(first: &[u64], second: &[u64]) -> Result<Vec<u64>, Error> {
 }
 
 /// An instruction without branches.
-fn instruction(code: u16, constant: u32) -> u64 {
-    let mut bytes = [0; 8];
-    bytes[..2].copy_from_slice(&code.to_ne_bytes());
-    bytes[4..].copy_from_slice(&constant.to_ne_bytes());
-    u64::from_ne_bytes(bytes)
+pub(super) fn instruction(code: u16, constant: u32) -> u64 {
+    branch(code, constant, 0, 0)
+}
+
+/// An instruction that skips this many others, if its comparison holds and if not.
+pub(super) fn branch(code: u16, constant: u32, holds: u8, fails: u8) -> u64 {
+    let [low, high] = code.to_ne_bytes();
+    let [a, b, c, d] = constant.to_ne_bytes();
+    u64::from_ne_bytes([low, high, holds, fails, a, b, c, d])
+}
+
+/// The code and the constant of an instruction.
+pub(super) fn parts(word: u64) -> (u16, u32) {
+    let [low, high, _, _, a, b, c, d] = word.to_ne_bytes();
+    (u16::from_ne_bytes([low, high]), u32::from_ne_bytes([a, b, c, d]))
 }
 
 #[cfg(test)]

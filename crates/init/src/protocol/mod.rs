@@ -14,8 +14,8 @@
 //! `launch` comes on the control socket, and `launched` replaces the end of file. Such a command can
 //! have no terminal.
 //!
-//! In mode `native` a template's process starts init, on a socket of its own ([`TemplateRequest`]).
-//! `started` comes before everything else on the control socket then.
+//! In mode `native` a template's process starts init, on request through a socket of its own
+//! ([`TemplateRequest`]). There is no `setup` on the control socket then: the template has it.
 
 mod failure;
 mod template;
@@ -33,7 +33,7 @@ use codelia_sys::{pty::WindowSize, rlimit::Resource};
 pub use failure::{Failure, Step};
 use serde::{Deserialize, Serialize};
 pub use template::{
-    HOST_PROC, OwnMount, STAGING_DIR, TEMPLATE_FILES, Template, TemplateMount, TemplateRequest,
+    HOST_PROC, OwnMount, STAGING_DIR, StartRequest, TEMPLATE_FILES, Template, TemplateMount, TemplateRequest,
 };
 
 /// A message from a backend to init.
@@ -353,7 +353,7 @@ pub struct Rlimit {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// The sandbox is started out of a template. Carries the pidfd of its init.
+    /// The sandbox is started out of a template, which sends this. Carries the pidfd of its init.
     Started {
         /// Whether it is in the cgroup that came with the request.
         is_in_group: bool,

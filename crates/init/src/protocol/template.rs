@@ -4,18 +4,29 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::Setup;
+
 /// A message to `codelia-init --template`: first `create`, then any number of `start`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TemplateRequest {
     /// Make the template. The answer is `ready`.
     Create(Box<Template>),
-    /// Start a sandbox out of the template. Carries its control socket, on which the answer comes:
-    /// `started`, then everything that init sends.
-    Start {
-        /// Whether the directory of a cgroup comes too, to start the sandbox in if that is allowed.
-        has_group: bool,
-    },
+    /// Start a sandbox out of the template. Carries its control socket. The answer is `started`, or `failed`
+    /// if there is no sandbox.
+    Start(StartRequest),
+}
+
+/// How to start a sandbox out of a template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartRequest {
+    /// Whether the directory of a cgroup comes after the control socket, to start the sandbox in if that
+    /// is allowed.
+    pub has_group: bool,
+    /// How many descriptors for joining cgroups come last, for a sandbox that did not start in its own.
+    pub cgroup_fds: usize,
+    /// Whether another sandbox of the template has found its mounts as expected. This one makes the same.
+    pub are_mounts_checked: bool,
 }
 
 /// What the sandboxes of a session have in common: user, mount, UTS and network namespaces. A process
@@ -34,6 +45,8 @@ pub struct Template {
     pub mounts: Vec<TemplateMount>,
     /// The mounts that each sandbox makes on top of them, in order.
     pub own_mounts: Vec<OwnMount>,
+    /// The setup of each sandbox. Its cgroups come when it starts.
+    pub setup: Setup,
 }
 
 /// A mount or file of a template.

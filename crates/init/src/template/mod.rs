@@ -13,7 +13,7 @@ use std::{
     path::Path,
 };
 
-use codelia_init::{Failure, HOST_PROC, Report, Step, Template, TemplateRequest};
+use codelia_init::{Failure, HOST_PROC, Report, StartRequest, Step, Template, TemplateRequest};
 use codelia_sys::{
     Errno, fd, mount,
     process::{self, IsolatedChild, Reaped, SingleThread},
@@ -23,7 +23,7 @@ use codelia_sys::{
 
 use crate::{
     control::Control,
-    setup::{at, at_io},
+    setup::{Inherited, at, at_io, join_cgroups},
     view::Made,
 };
 use networks::Networks;
@@ -68,15 +68,37 @@ pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
             }
             while let Some(request) = control.next_buffered()? {
                 match request {
-                    TemplateRequest::Start { has_group } => {
-                        let socket = control.take_descriptor()?;
-                        let group = has_group.then(|| control.take_descriptor()).transpose()?;
-                        holder.start(&socket, group.as_ref())?;
+                    TemplateRequest::Start(request) => {
+                        let start = Start::receive(control, request)?;
+                        holder.start(control, start)?;
                     }
                     TemplateRequest::Create(_) => return Err(Failure::new(Step::Protocol, Errno::PROTO)),
                 }
             }
         }
+    }
+}
+
+/// A sandbox to start.
+struct Start {
+    /// Its control socket.
+    socket: OwnedFd,
+    /// The directory of the cgroup to start it in.
+    group: Option<OwnedFd>,
+    /// For joining its cgroups.
+    joins: Vec<OwnedFd>,
+    are_mounts_checked: bool,
+}
+
+impl Start {
+    fn receive(control: &mut Control<Stdin>, request: StartRequest) -> Result<Self, Failure> {
+        let StartRequest { has_group, cgroup_fds, are_mounts_checked } = request;
+        Ok(Self {
+            socket: control.take_descriptor()?,
+            group: has_group.then(|| control.take_descriptor()).transpose()?,
+            joins: control.take_first_descriptors(cgroup_fds)?,
+            are_mounts_checked,
+        })
     }
 }
 
@@ -96,22 +118,23 @@ fn create(template: &Template) -> Result<(Made, Networks), Failure> {
 }
 
 impl Holder {
-    /// Starts a sandbox. A failure is reported to it and does not end the template.
-    fn start(&mut self, control: &OwnedFd, group: Option<&OwnedFd>) -> Result<(), Failure> {
+    /// Starts a sandbox. A failure is reported and does not end the template.
+    fn start(&mut self, control: &Control<Stdin>, mut start: Start) -> Result<(), Failure> {
         self.reap()?;
-        let answer = Control::new(control);
-        match self.fork(control, group) {
+        match self.fork(&mut start) {
             Ok(IsolatedChild { pidfd, is_in_group, .. }) => {
-                answer.send(&Report::Started { is_in_group }, &[pidfd.as_fd()])
+                control.send(&Report::Started { is_in_group }, &[pidfd.as_fd()])
             }
-            Err(failure) => answer.send(&Report::Failed(failure), &[]),
+            Err(failure) => control.send(&Report::Failed(failure), &[]),
         }
     }
 
-    fn fork(&mut self, control: &OwnedFd, group: Option<&OwnedFd>) -> Result<IsolatedChild, Failure> {
+    fn fork(&mut self, start: &mut Start) -> Result<IsolatedChild, Failure> {
         let network = self.networks.enter_free().map_err(at(Step::TemplateNetwork))?;
-        let child = || run(&self.template, &self.made, control);
-        let group = group.map(AsFd::as_fd);
+        let (template, made) = (&self.template, &self.made);
+        let group = start.group.take();
+        let group = group.as_ref().map(AsFd::as_fd);
+        let child = |is_in_group| run(template, made, start, is_in_group);
         let init = self.process.fork_isolated(group, child).map_err(at(Step::StartSandbox))?;
         self.networks.occupy(network, init.pid);
         Ok(init)
@@ -127,13 +150,18 @@ impl Holder {
 }
 
 /// Runs in the sandbox, as its init, until it ends.
-fn run(template: &Template, made: &Made, socket: &OwnedFd) -> i32 {
+fn run(template: &Template, made: &Made, start: &mut Start, is_in_group: bool) -> i32 {
     // Its own end is the first thing that a sandbox without a holder must see.
-    let joined = fd::replace_stdin(socket).and_then(|()| process::die_with_parent());
+    let joined = fd::replace_stdin(&start.socket).and_then(|()| process::die_with_parent());
     let mut control = Control::new(stdin());
     let served = joined.map_err(at(Step::JoinTemplate)).and_then(|()| {
+        // First: the cgroups pay for everything that the sandbox makes.
+        if !is_in_group {
+            join_cgroups(std::mem::take(&mut start.joins))?;
+        }
         become_init(template)?;
-        crate::serve(&mut control, made)
+        let (setup, are_mounts_checked) = (&template.setup, start.are_mounts_checked);
+        crate::serve(&mut control, Some(Inherited { setup, made, are_mounts_checked }))
     });
     match served {
         Ok(()) => 0,

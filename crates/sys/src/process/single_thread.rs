@@ -50,20 +50,20 @@ impl SingleThread {
     }
 
     /// Forks into new user, mount, PID and IPC namespaces, where the child is PID 1. It starts in the
-    /// cgroup of version 2 with this directory if the kernel lets this process do that.
+    /// cgroup of version 2 with this directory if the kernel lets this process do that, and is told whether.
     ///
     /// # Errors
     /// As `clone(2)`.
     pub fn fork_isolated(
         &self,
         group: Option<BorrowedFd<'_>>,
-        child: impl FnOnce() -> i32,
+        child: impl FnOnce(bool) -> i32,
     ) -> Result<IsolatedChild, Errno> {
         let mut pidfd: RawFd = -1;
         let in_group = group.map_or(-1, |group| clone_into(group, &mut pidfd));
         let pid = if in_group < 0 { clone_isolated(&mut pidfd) } else { in_group };
         if pid == 0 {
-            exit_immediately(child());
+            exit_immediately(child(in_group == 0));
         }
         let pid = if pid < 0 { Err(last_errno()) } else { Ok(pid) }?;
         // SAFETY: CLONE_PIDFD has just created this descriptor; nothing else owns it.
