@@ -1,6 +1,11 @@
 //! CPU and I/O limits of a policy, and the usage that is reported for them.
 
-use std::{fs, io::Write, process::Command, time::Duration};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use codelia_backends::{CgroupParent, Error};
 use codelia_policy::ResourcePolicy;
@@ -83,17 +88,32 @@ async fn low_priority_command_yields_cpu_to_newer_ones(mut fixture: Fixture) {
     }
 }
 
-/// Returns the CPU time a command gets while a host process uses a second of the same CPU.
+/// Uses a second of its CPU, between two lines, and then more until it is killed, at most half a minute.
+const USE_A_SECOND: &str = r#"$| = 1; print "begin\n"; sub busy { 1 while (times)[0] + (times)[1] < $_[0] } busy(1); print "end\n"; busy(30)"#;
+
+/// Returns the CPU time a command gets while a host process uses a second of the same CPU. Both want
+/// it before and after that time too, however late this process sees the lines.
 async fn cpu_time_next_to_host_process(mut fixture: Fixture) -> Duration {
     let last = process::allowed_cpus().unwrap().pop().unwrap();
     fixture.policy.resources.cpus = Some(vec![last]);
     let mut command = fixture.start(&fixture.session(), "echo; exec perl -e '1 while 1'").await;
     command.line();
-    let mut host_process = Command::new("taskset");
-    host_process.args(["--cpu-list", &last.to_string(), "perl", "-e", "1 while (times)[0] + (times)[1] < 1"]);
-    assert!(tokio::task::spawn_blocking(move || host_process.status()).await.unwrap().unwrap().success());
+    let reader = command.running.usage_reader().unwrap();
+    let mut host_process = Command::new("taskset")
+        .args(["--cpu-list", &last.to_string(), "perl", "-e", USE_A_SECOND])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(host_process.stdout.take().unwrap()).lines();
+    let used = ["begin", "end"].map(|expected| {
+        assert_eq!(lines.next().unwrap().unwrap(), expected);
+        reader.read().unwrap().cpu_time.unwrap()
+    });
+    host_process.kill().unwrap();
+    host_process.wait().unwrap();
     command.running.kill_tree().await;
-    command.finish().await.usage.cpu_time
+    command.finish().await;
+    used[1] - used[0]
 }
 
 /// Not in the VM of `vm.rs`: cgroup v2 weighs siblings of the parent, and there are none.
