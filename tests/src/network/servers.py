@@ -198,6 +198,22 @@ class DnsTcp(socketserver.BaseRequestHandler):
             self.request.sendall(struct.pack(">H", len(reply)) + reply)
 
 
+HOP_BY_HOP, ICMP6 = 0, 58
+# Multicast listeners (130-132, 143), routers (133, 134) and neighbours (135, 136).
+HOUSEKEEPING = {*range(130, 137), 143}
+
+
+def is_housekeeping(data):
+    """Whether it is an IPv6 packet that the kernel of the host sends by itself, at any time and also to
+    one address: it confirms a neighbour some seconds after it was used. These hop limits prove that no
+    router forwarded it."""
+    number, hop_limit, start = data[6], data[7], 40
+    if number == HOP_BY_HOP and len(data) > 41:
+        number, start = data[40], 48 + data[41] * 8
+    is_local = hop_limit in (1, 255)
+    return is_local and number == ICMP6 and len(data) > start and data[start] in HOUSEKEEPING
+
+
 def capture(packets):
     """Every packet that arrives, as `protocol source destination port`."""
     while True:
@@ -211,8 +227,8 @@ def capture(packets):
             size, number = 40, data[6]
             source = socket.inet_ntop(socket.AF_INET6, data[8:24])
             target = socket.inet_ntop(socket.AF_INET6, data[24:40])
-            if target.startswith("ff"):
-                continue  # Neighbour discovery of the kernel.
+            if is_housekeeping(data):
+                continue
         else:
             continue
         port = struct.unpack(">H", data[size + 2 : size + 4])[0] if number in (6, 17) else 0
