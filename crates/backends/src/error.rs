@@ -94,6 +94,9 @@ pub enum Error {
     /// The plan is for a runtime with its own kernel, but the runtime uses the host's.
     #[error("the container runtime shares the host's kernel, the plan needs one with its own")]
     SharedKernel,
+    /// No process of the sandbox is in its control group, so that no limit would hold.
+    #[error("the sandbox is not in its control group")]
+    OutsideGroup,
     /// A step inside the sandbox failed.
     #[error("codelia-init failed: {0}")]
     InitFailed(Failure),

@@ -55,9 +55,9 @@ pub(crate) async fn call(
     match report {
         Some(Report::Ready) => Ok(control.take_descriptors()),
         Some(Report::Failed(failure)) => Err(Error::InitFailed(failure)),
-        Some(
-            Report::Started { .. } | Report::Egress | Report::Terminal | Report::Launched | Report::Exited(_),
-        ) => Err(Error::UnexpectedMessage),
+        Some(Report::Started | Report::Egress | Report::Terminal | Report::Launched | Report::Exited(_)) => {
+            Err(Error::UnexpectedMessage)
+        }
         None => sent.and(Err(Error::InitExited)),
     }
 }

@@ -40,9 +40,7 @@ pub(crate) fn start(state: &InitState) -> Result<CommandProcess, Failure> {
     match socket.receive_report()? {
         Some(Report::Ready) => {}
         Some(Report::Failed(failure)) => return Err(failure),
-        Some(
-            Report::Started { .. } | Report::Egress | Report::Terminal | Report::Launched | Report::Exited(_),
-        )
+        Some(Report::Started | Report::Egress | Report::Terminal | Report::Launched | Report::Exited(_))
         | None => {
             return Err(Failure::new(Step::Fork, Errno::CHILD));
         }

@@ -97,8 +97,8 @@ impl Native {
         }
         let namespaces = self.overlays.mount(&self.init, plan).await?;
         let parts = ReadyParts::of(&setup);
-        let mut group = self.cgroups.create(plan)?;
-        match self.start(plan, setup, namespaces, group.as_mut()).await {
+        let group = self.cgroups.create(plan)?;
+        match self.start(plan, setup, namespaces, group.as_ref()).await {
             Ok((control, process)) => {
                 let template = process.template();
                 let sandbox = Sandbox::new(control, Box::new(process), group);
@@ -124,14 +124,10 @@ impl Native {
         plan: &Plan,
         setup: Setup,
         namespaces: Option<Arc<Namespaces>>,
-        group: Option<&mut Group>,
+        group: Option<&Group>,
     ) -> Result<(Control, NativeProcess), Error> {
         let wanted = plan::template(plan, setup)?;
-        let (started, template, namespaces) =
-            self.start_in_template(plan, wanted, namespaces, group.as_deref()).await?;
-        if let (Some(group), true) = (group, started.is_in_group) {
-            group.mark_joined();
-        }
+        let (started, template, namespaces) = self.start_in_template(plan, wanted, namespaces, group).await?;
         Ok((started.control, NativeProcess::new(started.init, plan, template, namespaces)?))
     }
 

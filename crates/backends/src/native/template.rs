@@ -48,7 +48,6 @@ pub(super) struct Started {
     /// The socket to its init.
     pub(super) control: Control,
     pub(super) init: PidFd,
-    pub(super) is_in_group: bool,
 }
 
 impl Template {
@@ -97,17 +96,13 @@ impl Template {
         });
         let fds: Vec<_> = [&remote].into_iter().chain(&directory).chain(&joins).map(AsFd::as_fd).collect();
         let mut requests = self.requests.lock().await;
-        let (is_in_group, init) = requests.start(&request, &fds).await?;
-        Ok(Started { control, init, is_in_group })
+        let init = requests.start(&request, &fds).await?;
+        Ok(Started { control, init })
     }
 }
 
 impl Requests {
-    async fn start(
-        &mut self,
-        request: &TemplateRequest,
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<(bool, PidFd), Error> {
+    async fn start(&mut self, request: &TemplateRequest, fds: &[BorrowedFd<'_>]) -> Result<PidFd, Error> {
         if std::mem::replace(&mut self.is_unanswered, true) {
             return Err(Error::InitExited);
         }
@@ -115,7 +110,7 @@ impl Requests {
         let report = self.socket.receive().await?;
         self.is_unanswered = false;
         match report {
-            Some(Report::Started { is_in_group }) => Ok((is_in_group, self.socket.take_descriptor()?.into())),
+            Some(Report::Started) => Ok(self.socket.take_descriptor()?.into()),
             Some(Report::Failed(failure)) => Err(Error::InitFailed(failure)),
             Some(_) => Err(Error::UnexpectedMessage),
             None => Err(Error::InitExited),

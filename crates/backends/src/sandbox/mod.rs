@@ -117,19 +117,29 @@ impl Sandbox {
         match report {
             Report::Ready if parts.egress == egress.is_some() => {}
             Report::Failed(failure) => return Err(Error::InitFailed(failure)),
-            Report::Started { .. }
+            Report::Started
             | Report::Ready
             | Report::Egress
             | Report::Terminal
             | Report::Launched
             | Report::Exited(_) => return Err(Error::UnexpectedMessage),
         }
+        self.require_group()?;
         self.cleanup.as_ref().map_or(Ok(()), Cleanup::limit_terminals).map_err(io::Error::from)?;
         Ok(Ready {
             launch: parts.launch.then(|| Control::new(self.control.take_descriptor()?)).transpose()?,
             listener: parts.listener.then(|| self.control.take_descriptor()).transpose()?,
             egress,
         })
+    }
+
+    /// Checks from outside that init has joined its group. Without that no limit of the group holds, and
+    /// what it counts is zero.
+    fn require_group(&self) -> Result<(), Error> {
+        match self.group().map(Group::has_processes).transpose()? {
+            Some(false) => Err(Error::OutsideGroup),
+            Some(true) | None => Ok(()),
+        }
     }
 
     async fn receive_report(&mut self) -> Result<Report, Error> {

@@ -218,7 +218,7 @@ async fn receive_launched(
                 return Err(Error::launch(failure, command.argv.first().map_or("", String::as_str)));
             }
             Some(
-                Report::Started { .. }
+                Report::Started
                 | Report::Egress
                 | Report::Ready
                 | Report::Terminal

@@ -354,10 +354,7 @@ pub struct Rlimit {
 #[serde(rename_all = "snake_case")]
 pub enum Report {
     /// The sandbox is started out of a template, which sends this. Carries the pidfd of its init.
-    Started {
-        /// Whether it is in the cgroup that came with the request.
-        is_in_group: bool,
-    },
+    Started,
     /// The network is created. Carries its sockets: the listener of the proxy, the UDP socket and the
     /// TCP listener of the resolver, and those that are not bound.
     Egress,

@@ -122,9 +122,7 @@ impl Holder {
     fn start(&mut self, control: &Control<Stdin>, mut start: Start) -> Result<(), Failure> {
         self.reap()?;
         match self.fork(&mut start) {
-            Ok(IsolatedChild { pidfd, is_in_group, .. }) => {
-                control.send(&Report::Started { is_in_group }, &[pidfd.as_fd()])
-            }
+            Ok(IsolatedChild { pidfd, .. }) => control.send(&Report::Started, &[pidfd.as_fd()]),
             Err(failure) => control.send(&Report::Failed(failure), &[]),
         }
     }

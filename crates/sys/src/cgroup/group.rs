@@ -57,8 +57,6 @@ pub struct Group {
     dirs: Vec<GroupDir>,
     /// Whether a container engine created it.
     is_external: bool,
-    /// Whether its processes start in it, so that none joins it.
-    is_joined: bool,
 }
 
 impl Group {
@@ -86,7 +84,7 @@ impl Group {
     /// the sandbox's.
     pub fn of_process(pid: Pid, name: &str) -> Result<Self, Error> {
         let hierarchy = Hierarchy::of_process(pid)?;
-        let mut group = Self { is_external: true, is_joined: true, ..Self::default() };
+        let mut group = Self { is_external: true, ..Self::default() };
         let mut find = |controller| -> Result<GroupDir, Error> {
             let ParentGroup { dir, version, .. } = hierarchy.parent(controller)?.clone();
             let has_name = dir.file_name().is_some_and(|own| own.to_string_lossy().contains(name));
@@ -214,7 +212,7 @@ impl Group {
     /// # Errors
     /// One cannot be opened.
     pub fn join_fds(&self) -> Result<Vec<OwnedFd>, Error> {
-        if self.is_joined {
+        if self.is_external {
             return Ok(Vec::new());
         }
         self.all_dirs().map(GroupDir::open_for_joining).collect()
@@ -230,11 +228,6 @@ impl Group {
             [dir] if dir.version == Version::V2 => dir.open().map(Some),
             _ => Ok(None),
         }
-    }
-
-    /// Records that its processes start in it.
-    pub fn mark_joined(&mut self) {
-        self.is_joined = true;
     }
 
     /// The resources used so far.
@@ -272,6 +265,19 @@ impl Group {
     /// The file cannot be read or parsed.
     pub fn cpu_time(&self) -> Result<Option<Duration>, Error> {
         self.cpuacct.as_ref().map(GroupDir::cpu_time).transpose()
+    }
+
+    /// Whether each of its directories has a process.
+    ///
+    /// # Errors
+    /// A list of processes cannot be read.
+    pub fn has_processes(&self) -> Result<bool, Error> {
+        for dir in self.all_dirs() {
+            if dir.read("cgroup.procs")?.is_empty() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The processes in the cgroup.

@@ -69,7 +69,7 @@ impl SingleThread {
         // SAFETY: CLONE_PIDFD has just created this descriptor; nothing else owns it.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
-        Ok(IsolatedChild { pid, pidfd: pidfd.into(), is_in_group: in_group > 0 })
+        Ok(IsolatedChild { pid, pidfd: pidfd.into() })
     }
 }
 
@@ -80,8 +80,6 @@ pub struct IsolatedChild {
     pub pid: Pid,
     /// The same, safe from reuse.
     pub pidfd: PidFd,
-    /// Whether it started in the cgroup.
-    pub is_in_group: bool,
 }
 
 const ISOLATED: libc::c_int =
