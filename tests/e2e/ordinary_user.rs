@@ -105,6 +105,29 @@ async fn volume_of_an_ordinary_user_outlives_sessions() -> Result<()> {
     Ok(())
 }
 
+/// Directories that keep their own user out, and a file in them.
+const HIDE: &str = "mkdir -p d/e; exec 3> d/e/file; chmod 0 d/e d";
+const UNLINK: &str = "exec 3> file; rm file";
+
+#[tokio::test]
+async fn disk_limit_bites_for_an_ordinary_user() -> Result<()> {
+    let Some(place) = for_user()? else { return Ok(()) };
+    let mut up = place.start().await?;
+    for open in ["exec 3> file", HIDE, UNLINK] {
+        let write = |mib: u32, seconds: u32| {
+            format!("{open}; dd if=/dev/zero bs=1M count={mib} >&3 2>/dev/null; sleep {seconds}")
+        };
+        let run = record(&place, &["--disk", "16m"], &write(200, 60)).await?;
+        assert_eq!((&run["outcome"], &run["detail"]), (&json!("limit"), &json!("disk_bytes")), "{open}");
+        // The control: below the limit it is not stopped.
+        let run = record(&place, &["--disk", "16m"], &write(8, 1)).await?;
+        assert_eq!(run["outcome"], "exited", "{open}");
+    }
+    up.terminate().await?;
+    place.leak_guard().expect_no_processes().await;
+    Ok(())
+}
+
 #[tokio::test]
 async fn strict_limits_without_cgroups_are_refused_everywhere() -> Result<()> {
     let Some(place) = for_user()? else { return Ok(()) };

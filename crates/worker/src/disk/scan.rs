@@ -146,12 +146,15 @@ impl Walk {
         let Some(level) = self.levels.last_mut() else { return Ok(()) };
         let Some(directory) = &level.directory else { return Ok(()) };
         if let Some(name) = level.pending.pop() {
-            let Some((child, stat)) = open_child(directory, &name)? else { return Ok(()) };
-            if stat.st_dev == self.device {
-                if depth > KEPT_LEVELS {
-                    level.directory = None;
+            match open_child(directory, &name)? {
+                Child::Open(child, stat) if stat.st_dev == self.device => {
+                    if depth > KEPT_LEVELS {
+                        level.directory = None;
+                    }
+                    self.enter(child, stat.st_ino);
                 }
-                self.enter(child, stat.st_ino);
+                Child::Open(..) | Child::Absent => {}
+                Child::Denied => self.is_disturbed = true,
             }
             return Ok(());
         }
@@ -218,8 +221,10 @@ impl Walk {
         if matches!(name.to_bytes(), b"." | b"..") {
             return None;
         }
+        let stat = searching(directory, || statat(directory, name, AtFlags::SYMLINK_NOFOLLOW));
+        self.is_disturbed |= matches!(stat, Err(Errno::ACCESS));
         // What was removed or cannot be looked at counts nothing.
-        let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let stat = stat.ok()?;
         if stat.st_dev != self.device {
             return None;
         }
@@ -247,9 +252,7 @@ impl Walk {
             return Ok(());
         }
         let Some(directory) = left.directory else { return Ok(()) };
-        let parent = openat(&directory, c"..", DIRECTORY, Mode::empty());
-        if let Ok(parent) = parent
-            && let Ok(stat) = fstat(&parent)
+        if let Child::Open(parent, stat) = open_child(&directory, c"..")?
             && (stat.st_dev, stat.st_ino) == (self.device, above.inode)
         {
             above.directory = Some(parent);
@@ -280,16 +283,26 @@ pub(crate) fn measure(
     Ok(None)
 }
 
-/// Opens a subdirectory; `None` if it is gone, was replaced, or cannot be read.
-fn open_child(directory: &OwnedFd, name: &CStr) -> io::Result<Option<(OwnedFd, Stat)>> {
-    match open(directory, name) {
-        Ok(child) => Ok(fstat(&child).ok().map(|stat| (child, stat))),
-        Err(Errno::ACCESS) => {
-            let child = open_unreadable(directory, name);
-            Ok(child.ok().and_then(|child| fstat(&child).ok().map(|stat| (child, stat))))
-        }
+/// What a subdirectory is when a walk comes to it.
+#[derive(Debug)]
+enum Child {
+    Open(OwnedFd, Stat),
+    /// It is gone, was replaced, or belongs to a user whose directories the worker may not read.
+    Absent,
+    /// Its mode, or that of the directory above, changes all the time.
+    Denied,
+}
+
+fn open_child(directory: &OwnedFd, name: &CStr) -> io::Result<Child> {
+    let opened = match open(directory, name) {
+        Err(Errno::ACCESS) => open_unreadable(directory, name),
+        opened => opened,
+    };
+    match opened {
+        Ok(child) => Ok(fstat(&child).map_or(Child::Absent, |stat| Child::Open(child, stat))),
+        Err(Errno::ACCESS) => Ok(Child::Denied),
         Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(errno.into()),
-        Err(_) => Ok(None),
+        Err(_) => Ok(Child::Absent),
     }
 }
 
@@ -301,17 +314,36 @@ fn open<P: Arg + Copy>(at: impl AsFd + Copy, path: P) -> Result<OwnedFd, Errno> 
     }
 }
 
-/// Opens a directory whose mode keeps its own user out, which the worker's user may be. Its mode is
-/// back after a moment.
+/// Opens a directory whose mode, or that of the one above, keeps its own user out.
 fn open_unreadable(directory: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let found = openat(directory, name, flags, Mode::empty())?;
-    let mode = Mode::from_raw_mode(fstat(&found)?.st_mode) & Mode::from_raw_mode(0o7777);
-    let path = proc_fd_path(&found);
-    chmod(&path, mode | Mode::RUSR | Mode::XUSR)?;
-    let opened = openat(&found, c".", DIRECTORY, Mode::empty());
+    let found = searching(directory, || openat(directory, name, flags, Mode::empty()))?;
+    let open = || openat(&found, c".", DIRECTORY, Mode::empty());
+    with_permissions(&found, Mode::RUSR | Mode::XUSR, open)
+}
+
+/// Does something in a directory that needs the permission to search it, also if its mode denies that to
+/// its own user.
+fn searching<T>(directory: &OwnedFd, work: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+    match work() {
+        Err(Errno::ACCESS) => with_permissions(directory, Mode::XUSR, work),
+        done => done,
+    }
+}
+
+/// Does something while a directory gives more permissions to its own user, which the worker's may be: a
+/// command could hide files from it. Its mode is back after a moment.
+fn with_permissions<T>(
+    directory: &OwnedFd,
+    more: Mode,
+    work: impl FnOnce() -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    let mode = Mode::from_raw_mode(fstat(directory)?.st_mode) & Mode::from_raw_mode(0o7777);
+    let path = proc_fd_path(directory);
+    chmod(&path, mode | more)?;
+    let done = work();
     chmod(&path, mode)?;
-    opened
+    done
 }
 
 #[cfg(test)]
@@ -319,10 +351,13 @@ mod tests {
     use std::{
         fs::{self, File, Permissions},
         io::Write,
-        os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink},
+        os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink},
         sync::atomic::{AtomicBool, Ordering},
         thread,
     };
+
+    use codelia_sys::fs_identity::as_user;
+    use codelia_tests::{available, is_root};
 
     use super::*;
 
@@ -441,17 +476,41 @@ mod tests {
         assert!(!walk(dir.path(), NO_LIMIT).is_over);
     }
 
+    /// Measures `hidden/below/file` while both directories have a mode that keeps their user out.
+    fn measure_hidden(dir: &Path) {
+        let (hidden, below) = (dir.join("hidden"), dir.join("hidden/below"));
+        fs::create_dir_all(&below).unwrap();
+        write(&below.join("file"), MIB);
+        let set_mode = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        for mode in [0o000, 0o100, 0o200, 0o300, 0o400, 0o600] {
+            set_mode(&below, mode);
+            set_mode(&hidden, mode);
+            let found = walk(dir, NO_LIMIT);
+            let is_kept = |path: &Path| assert_eq!(fs::metadata(path).unwrap().mode() & 0o7777, mode);
+            is_kept(&hidden);
+            set_mode(&hidden, 0o700);
+            is_kept(&below);
+            assert!(found.usage.bytes >= MIB && found.usage.inodes == 4, "{mode:o}: {found:?}");
+            assert!(!found.is_disturbed, "{mode:o}");
+        }
+        set_mode(&below, 0o700);
+    }
+
     #[test]
     fn unreadable_directories_count() {
+        measure_hidden(tempfile::tempdir().unwrap().path());
+    }
+
+    /// A worker that is not root has the user of its sessions.
+    #[test]
+    fn unreadable_directories_count_for_ordinary_user() {
+        const USER: u32 = 65_534;
+        if !available("root", (!is_root()).then_some("only root can act as another user")) {
+            return;
+        }
         let dir = tempfile::tempdir().unwrap();
-        let hidden = dir.path().join("hidden");
-        fs::create_dir(&hidden).unwrap();
-        write(&hidden.join("file"), MIB);
-        fs::set_permissions(&hidden, Permissions::from_mode(0o0)).unwrap();
-        let found = usage(dir.path());
-        assert_eq!(fs::metadata(&hidden).unwrap().mode() & 0o7777, 0);
-        fs::set_permissions(&hidden, Permissions::from_mode(0o700)).unwrap();
-        assert!(found.bytes >= MIB && found.inodes == 3, "{found:?}");
+        chown(dir.path(), Some(USER), Some(USER)).unwrap();
+        as_user(USER, USER, || measure_hidden(dir.path())).unwrap();
     }
 
     #[test]
