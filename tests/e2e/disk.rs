@@ -9,13 +9,16 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{
-    CreateSessionRequest, FilesystemPolicy, LimitExceeded, Limits, Outcome, Policy, Run, StartRunRequest,
-    TransactionMode, outcome,
+    CreateSessionRequest, FilesystemPolicy, LimitExceeded, Limits, Outcome, Policy, RemoveFileRequest, Run,
+    StartRunRequest, TextList, TransactionMode, outcome,
 };
-use codelia_tests::{Client, Cluster, Process, refusal, shell};
+use codelia_tests::{Client, Cluster, Process, Scratch, available, eventually, refusal, shell};
 use tonic::Code;
 
-use crate::{isolation::isolating, transactions::run};
+use crate::{
+    isolation::{isolating, isolating_with},
+    transactions::run,
+};
 
 const MIB: i64 = 1 << 20;
 const BYTES: i64 = 64 * MIB;
@@ -200,6 +203,70 @@ async fn writes_of_transactional_runs_count() -> Result<()> {
     ensure!(kind(&done) == Some(outcome::Kind::Exited(0)), "{:?}", done.outcome);
     fixture.succeeds("cat file").await?;
     fixture.cluster.end().await
+}
+
+#[tokio::test]
+async fn writes_below_overlay_paths_count() -> Result<()> {
+    const TOOLS: &str = "/usr/local";
+    let place = Scratch::new()?;
+    fs::write(place.join("policy.yaml"), format!("filesystem: {{overlay_paths: [{TOOLS}]}}"))?;
+    let settings = vec![("CODELIA_SANDBOX_POLICY", place.join("policy.yaml").display().to_string())];
+    let Some(cluster) = isolating_with("bwrap", 1, settings).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    let overlay_paths = Some(TextList { values: vec![TOOLS.to_owned()] });
+    let filesystem = Some(FilesystemPolicy { overlay_paths, ..Default::default() });
+    let policy = Some(Policy { filesystem, ..Default::default() });
+    let limits = Some(Limits { disk_bytes: Some(BYTES), ..Limits::default() });
+    let session = client.create(CreateSessionRequest { limits, policy, ..Default::default() }).await?.name;
+    let in_overlay = |script: &str| shell(&session, &format!("cd {TOOLS} && {script}"));
+
+    // The control: below the limit nothing is stopped.
+    let small = "dd if=/dev/zero of=small bs=1M count=40 2>/dev/null; sleep 1; rm small";
+    let done = run(&client, in_overlay(small)).await?;
+    ensure!(kind(&done) == Some(outcome::Kind::Exited(0)), "{:?}", done.outcome);
+    let stopped = run(&client, in_overlay(FILL)).await?;
+    ensure!(is_limit(&stopped, "disk_bytes"), "{:?}", stopped.outcome);
+    ensure!(!Path::new(TOOLS).join("big1").exists(), "the host was changed");
+    cluster.end().await
+}
+
+/// Allocates up to 4.5 GB at once, without writing anything.
+const ALLOCATE: &str = "for i in 1 2 3 4 5; do fallocate -l 900M $(mktemp huge-XXXXXX); done; sleep 60";
+/// Each run allocates at least one of the files before it is stopped.
+const MAX_RUNS: usize = 8;
+
+#[tokio::test]
+async fn run_is_refused_far_above_the_limit() -> Result<()> {
+    let space = rustix::fs::statvfs(std::env::temp_dir().as_path())?;
+    let is_small = space.f_bavail * space.f_frsize < 12 << 30;
+    if !available("disk", is_small.then_some("less than 12 GiB are free for tests")) {
+        return Ok(());
+    }
+    let Some(fixture) = Fixture::start("native").await? else { return Ok(()) };
+    for _ in 0..MAX_RUNS {
+        let ended = fixture.run(ALLOCATE).await?;
+        if let Some(outcome::Kind::Refused(refused)) = kind(&ended) {
+            ensure!(refused.reason == "SESSION_DISK_FULL", "{refused:?}");
+            ensure!(refused.message.contains("codelia rm"), "{refused:?}");
+            let (bytes, _) = allocated(&fixture.directory)?;
+            ensure!(bytes > BYTES + (4 << 30), "{bytes}");
+            // Not even one that would delete files, but file calls can.
+            let refused = fixture.run("rm -f huge-*").await?;
+            ensure!(matches!(kind(&refused), Some(outcome::Kind::Refused(_))), "{:?}", refused.outcome);
+            for file in fs::read_dir(fixture.directory.join("workspace"))? {
+                let path = file?.file_name().to_string_lossy().into_owned();
+                let request =
+                    RemoveFileRequest { parent: fixture.session.clone(), path, ..Default::default() };
+                fixture.client.files().remove_file(request).await?;
+            }
+            let is_usable = || async { fixture.succeeds("echo fits > file").await.ok() };
+            eventually("a run starts again", is_usable).await;
+            return fixture.cluster.end().await;
+        }
+        // The control: less above the limit a run may start, and is stopped when it grows the session.
+        ensure!(is_limit(&ended, "disk_bytes"), "{:?}", ended.outcome);
+    }
+    anyhow::bail!("no run was refused; {:?} are allocated", allocated(&fixture.directory)?)
 }
 
 #[tokio::test]

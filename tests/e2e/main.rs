@@ -24,6 +24,7 @@ mod database_tls;
 mod disk;
 mod disk_images;
 mod disk_quota;
+mod disk_reserve;
 mod dist;
 mod documents;
 mod drain;

@@ -1,14 +1,10 @@
 //! Interrupted uploads leave nothing behind.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use codelia_proto::v1::*;
-use codelia_tests::{Client, Cluster, ClusterOptions, available, eventually, is_root, within};
+use codelia_tests::{Client, Cluster, ClusterOptions, SmallDisk, eventually, within};
 use rustix::process::Signal;
 use tokio::{sync::mpsc, task::JoinSet};
 use tokio_stream::wrappers::ReceiverStream;
@@ -99,8 +95,10 @@ async fn aborted_upload_leaves_nothing() -> Result<()> {
 #[tokio::test]
 async fn full_disk_is_reported_and_old_file_stays() -> Result<()> {
     let mut cluster = Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
-    let Some(disk) = Disk::mount(&cluster.directory().join("disk"))? else { return cluster.end().await };
-    let root = disk.0.join("root").display().to_string();
+    let Some(disk) = SmallDisk::in_memory(&cluster.directory().join("disk"))? else {
+        return cluster.end().await;
+    };
+    let root = disk.path().join("root").display().to_string();
     cluster.add_worker_with(&[("CODELIA_SANDBOX_ROOT", root.as_str())]).await?;
     let client = cluster.tenant("a").await?;
     let name = client.session().await?.name;
@@ -121,11 +119,13 @@ async fn full_disk_is_reported_and_old_file_stays() -> Result<()> {
 #[tokio::test]
 async fn uploads_leave_blocks_reserved_for_root() -> Result<()> {
     let Some(mut cluster) = isolating("bwrap", 0).await? else { return Ok(()) };
-    let Some(disk) = Disk::mount_ext4(&cluster.directory().join("disk"))? else { return cluster.end().await };
-    let root = disk.0.join("root");
+    let Some(disk) = SmallDisk::ext4(&cluster.directory().join("disk"), 16 << 20, 50)? else {
+        return cluster.end().await;
+    };
+    let root = disk.path().join("root");
     let content = bytes(8 << 20);
-    fs::write(disk.0.join("of-root"), &content).context("the control: root gets the reserved blocks")?;
-    fs::remove_file(disk.0.join("of-root"))?;
+    fs::write(disk.path().join("of-root"), &content).context("the control: root gets the reserved blocks")?;
+    fs::remove_file(disk.path().join("of-root"))?;
     cluster.add_worker_with(&[("CODELIA_SANDBOX_ROOT", &root.display().to_string())]).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -144,39 +144,4 @@ async fn uploads_leave_blocks_reserved_for_root() -> Result<()> {
     cluster.stop_processes().await?;
     drop(disk);
     cluster.end().await
-}
-
-/// A small disk, which only root can mount.
-struct Disk(PathBuf);
-
-impl Disk {
-    fn mount(path: &Path) -> Result<Option<Self>> {
-        Self::mount_with(path, &["-t", "tmpfs", "-o", "size=8m,mode=0755", "tmpfs"])
-    }
-
-    /// Has 14 MB, half of it reserved for root.
-    fn mount_ext4(path: &Path) -> Result<Option<Self>> {
-        let image = path.with_extension("image");
-        fs::File::create(&image)?.set_len(16 << 20)?;
-        let made = Command::new("mkfs.ext4").args(["-q", "-m", "50"]).arg(&image).status();
-        ensure!(made.as_ref().is_ok_and(|made| made.success()), "mkfs.ext4: {made:?}");
-        Self::mount_with(path, &["-o", "loop", image.to_str().context("a path in UTF-8")?])
-    }
-
-    fn mount_with(path: &Path, arguments: &[&str]) -> Result<Option<Self>> {
-        if !available("root", (!is_root()).then_some("only root can mount a small disk")) {
-            return Ok(None);
-        }
-        fs::create_dir_all(path)?;
-        let mounted = Command::new("mount").args(arguments).arg(path).status()?;
-        ensure!(mounted.success(), "mount: {mounted}");
-        Ok(Some(Self(path.to_owned())))
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let status = Command::new("umount").arg("-l").arg(&self.0).status();
-        assert!(status.is_ok_and(|status| status.success()), "cannot unmount the small disk");
-    }
 }

@@ -20,6 +20,9 @@ use crate::lease::{sessions::Sessions, worker_lease::LeaseHandle};
 const MIN_CHANGE_BYTES: u64 = 1024 * 1024;
 /// Sessions that one report has at most. The next has the others.
 const MAX_REPORTED: usize = 2000;
+/// How much a session may grow while the worker has less free than its reserve, before its runs are stopped:
+/// one that writes a few lines to a log takes nothing that matters.
+const SHORT_GROWTH_BYTES: u64 = 1024 * 1024;
 /// What is free is stored at least this often, if it changes.
 const SPACE_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -39,8 +42,8 @@ pub(crate) struct DiskReporter {
 pub(crate) struct Memory {
     /// What the store has of each held session.
     stored: HashMap<SessionId, DiskUsage>,
-    /// What each held session used at the last look at the space, while that is short.
-    seen: HashMap<SessionId, u64>,
+    /// What each held session used when the space became short.
+    at_shortage: HashMap<SessionId, u64>,
     /// Tenants at their quota.
     full: HashSet<TenantId>,
     space: Option<(DiskSpace, Instant)>,
@@ -141,19 +144,23 @@ impl DiskReporter {
         if measured.is_short {
             self.stop(self.grown().into_iter(), DiskCause::Reserve);
         } else {
-            self.lock().seen.clear();
+            self.lock().at_shortage.clear();
         }
         self.store_space(measured).await
     }
 
-    /// The sessions that grew since the last look.
+    /// The sessions that grew since the space became short.
     fn grown(&self) -> Vec<SessionId> {
         let usages = self.disk.usages();
         let mut memory = self.lock();
-        let now: HashMap<SessionId, u64> = usages.iter().map(|(id, usage, _)| (*id, usage.bytes)).collect();
-        let before = std::mem::replace(&mut memory.seen, now.clone());
-        let has_grown = |(id, bytes): &(SessionId, u64)| before.get(id).is_some_and(|before| bytes > before);
-        now.into_iter().filter(has_grown).map(|(id, _)| id).collect()
+        let held: HashSet<SessionId> = usages.iter().map(|(id, ..)| *id).collect();
+        memory.at_shortage.retain(|id, _| held.contains(id));
+        let mut has_grown = |id: SessionId, bytes: u64| {
+            let before = *memory.at_shortage.entry(id).or_insert(bytes);
+            bytes > before.saturating_add(SHORT_GROWTH_BYTES)
+        };
+        let grown = usages.iter().filter(|(id, usage, _)| has_grown(*id, usage.bytes));
+        grown.map(|(id, ..)| *id).collect()
     }
 
     async fn store_space(&self, space: DiskSpace) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -16,6 +16,7 @@ use codelia_store::DiskSpace;
 use codelia_sys::fd::size_and_free;
 use codelia_telemetry::{DiskCause, DiskEffect, metrics};
 use codelia_types::{Reason, Refusal, SessionId};
+use tokio::task::spawn_blocking;
 
 const MIB: u64 = 1024 * 1024;
 /// If none is configured, and at most a tenth of the file system.
@@ -60,6 +61,15 @@ impl Space {
     /// Whether less is free than the reserve.
     pub(crate) fn is_short(&self) -> bool {
         self.is_short.load(Ordering::Relaxed)
+    }
+
+    /// Files may have been removed since the last look: none is refused for what is not true any more.
+    pub(crate) async fn look_again_if_short(self: &Arc<Self>) {
+        if self.is_short() {
+            let space = self.clone();
+            // If that fails, what is known stays.
+            let _ = spawn_blocking(move || space.measure()).await;
+        }
     }
 
     /// Why no run may start now.

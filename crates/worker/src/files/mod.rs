@@ -69,7 +69,8 @@ impl FileService {
     }
 
     /// Refuses to write when the worker is short of space or the tenant at its quota.
-    fn check_space(&self, session: SessionId) -> Result<(), FileError> {
+    async fn check_space(&self, session: SessionId) -> Result<(), FileError> {
+        self.space.look_again_if_short().await;
         let Some(cause) = self.space.obstacle(session) else { return Ok(()) };
         metrics().disk_limited(cause, DiskEffect::CallRefused);
         match cause {
@@ -118,7 +119,7 @@ impl FileService {
             | Call::EditFile(_) => Use::Change,
         };
         if matches!(call, Call::MakeDirectory(_) | Call::CopyFile(_) | Call::EditFile(_)) {
-            self.check_space(session_id(request.session.as_ref())?)?;
+            self.check_space(session_id(request.session.as_ref())?).await?;
         }
         let workspace = self.open(request.session, use_of_files).await?;
         blocking(move || calls::call(&workspace, call)).await
@@ -136,7 +137,7 @@ impl FileService {
             return Err(Reason::Impossible.into());
         };
         let session = session_id(opened.session.as_ref())?;
-        self.check_space(session)?;
+        self.check_space(session).await?;
         let workspace = self.open(opened.session, Use::Change).await?;
         let open = opened.open.ok_or(Reason::Impossible)?;
         let workspace = Arc::new(workspace);
@@ -145,7 +146,7 @@ impl FileService {
             let shared = workspace.clone();
             match next(&mut requests).await?.and_then(|message| message.kind) {
                 Some(Kind::Data(data)) => {
-                    self.check_space(session)?;
+                    self.check_space(session).await?;
                     upload = append(shared, upload, data).await.map_err(FileError::at("data"))?
                 }
                 Some(Kind::Finish(_)) => {
@@ -196,7 +197,7 @@ impl FileService {
             return Err(Reason::Impossible.into());
         };
         let session = session_id(opened.session.as_ref())?;
-        self.check_space(session)?;
+        self.check_space(session).await?;
         let (workspace, permits) = self.open_archive(opened.session, Use::Change).await?;
         let open = opened.open.ok_or(Reason::Impossible)?;
         let begun = blocking(move || Import::begin(workspace, permits, &open)).await;
@@ -204,7 +205,7 @@ impl FileService {
         loop {
             match next(&mut requests).await?.and_then(|message| message.kind) {
                 Some(Kind::Data(data)) => {
-                    self.check_space(session)?;
+                    self.check_space(session).await?;
                     let appended = blocking(move || import.append(&data).map(|()| import)).await;
                     import = appended.map_err(FileError::at("data"))?;
                 }

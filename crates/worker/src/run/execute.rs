@@ -157,6 +157,7 @@ impl Executor {
         if run.cancel.is_cancelled() {
             return Err(NotStarted::Canceled(Receipt::default()));
         }
+        self.space.look_again_if_short().await;
         if let Some(refusal) = self.space.refuse_run() {
             return Err(NotStarted::Denied(refusal.into()));
         }
