@@ -14,7 +14,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tonic::Code;
 
-use crate::isolation::{isolating, isolating_with};
+use crate::{
+    isolation::{isolating, isolating_with},
+    network::is_installed,
+};
 
 async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result<ProcessOutput> {
     Process::finish(cluster.cli(client, arguments), b"").await
@@ -110,6 +113,104 @@ async fn cargo_builds_in_its_profile_in_mode_bwrap() -> Result<()> {
 #[tokio::test]
 async fn cargo_builds_in_its_profile_in_mode_native() -> Result<()> {
     cargo_builds_in_its_profile("native").await
+}
+
+/// What a profile promises about its layout.
+struct Layout {
+    profile: &'static str,
+    /// Where programs may be created and executed.
+    executable: &'static str,
+    /// Where files may be created, and nothing is executed.
+    data: [&'static str; 3],
+    /// Prints the variables of the profile.
+    variables: (&'static str, &'static str),
+    /// Needs the tool of the profile, and what it prints.
+    tool: (&'static str, &'static str, &'static str),
+}
+
+const PYTHON: Layout = Layout {
+    profile: "python",
+    executable: ".venv",
+    data: [".cache", "logs", "out"],
+    variables: (
+        "echo $PIP_CACHE_DIR $VIRTUAL_ENV $PYTHONDONTWRITEBYTECODE",
+        "/workspace/.cache/pip /workspace/.venv 1\n",
+    ),
+    tool: (
+        "python3",
+        "/usr/bin/python3 -m venv --without-pip .venv && cd .venv/lib/python3*/site-packages && \
+         echo 'word = \"installed\"' > demo.py && /workspace/.venv/bin/python -c \
+         'import demo, sys; print(demo.word, sys.prefix, demo.__file__.startswith(sys.prefix))'",
+        "installed /workspace/.venv True\n",
+    ),
+};
+
+const NODE: Layout = Layout {
+    profile: "node",
+    executable: "node_modules",
+    data: [".npm", "logs", "dist"],
+    variables: ("echo $npm_config_cache $npm_config_logs_dir", "/workspace/.npm /workspace/logs\n"),
+    tool: (
+        "node",
+        "mkdir node_modules/demo && echo 'module.exports = \"installed\"' > node_modules/demo/index.js && \
+         node -e 'console.log(require(\"demo\"))'",
+        "installed\n",
+    ),
+};
+
+/// A program that is created in a directory and executed.
+fn create_and_execute(directory: &str) -> String {
+    format!(
+        "printf '#!/bin/sh\\necho ran\\n' > {directory}/program && chmod 755 {directory}/program && {directory}/program"
+    )
+}
+
+async fn profile_has_its_layout(mode: &'static str, layout: &Layout) -> Result<()> {
+    let Some(cluster) = isolating(mode, 1).await? else { return Ok(()) };
+    let client = cluster.tenant("a").await?;
+    let create = ["session", "create", "--alias", "work", "--profile", layout.profile];
+    let done = codelia(&cluster, &client, &create).await?;
+    ensure!(done.code == Some(0), "{done:?}");
+    client.put("sessions/work", "source", "as it was").await?;
+    let run = async |script: &str| {
+        codelia(&cluster, &client, &["run", "-s", "work", "--", "sh", "-c", script]).await
+    };
+
+    let (script, printed) = layout.variables;
+    let done = run(script).await?;
+    ensure!(done.stdout == printed, "{done:?}");
+    for script in ["echo x >> source", "rm source", "echo x > new", "mkdir new"] {
+        let done = run(script).await?;
+        ensure!(done.code != Some(0) && done.stderr.contains("Read-only file system"), "{script}: {done:?}");
+    }
+    ensure!(client.get("sessions/work", "source").await? == "as it was");
+    // The control: in one directory programs may be created and executed.
+    let done = run(&create_and_execute(layout.executable)).await?;
+    ensure!((done.code, done.stdout.as_str()) == (Some(0), "ran\n"), "{done:?}");
+    for directory in layout.data.iter().chain(&["/tmp"]) {
+        let done = run(&create_and_execute(directory)).await?;
+        ensure!(done.code == Some(126) && done.stdout.is_empty(), "{directory}: {done:?}");
+    }
+    let found = client.get_session("sessions/work").await?;
+    ensure!(found.limits.as_ref().and_then(|limits| limits.disk_bytes) == Some(10 << 30), "{found:?}");
+
+    let (tool, script, printed) = layout.tool;
+    let missing = (!is_installed(tool)).then_some(tool);
+    if available("programs", missing) {
+        let done = run(script).await?;
+        ensure!((done.code, done.stdout.as_str()) == (Some(0), printed), "{done:?}");
+    }
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn python_profile_has_its_layout() -> Result<()> {
+    profile_has_its_layout("bwrap", &PYTHON).await
+}
+
+#[tokio::test]
+async fn node_profile_has_its_layout() -> Result<()> {
+    profile_has_its_layout("native", &NODE).await
 }
 
 const SMALL: &str = "description: A small log

@@ -168,6 +168,6 @@ fn host_programs() -> Result<String> {
 }
 
 /// Whether a program exists where sandboxes see it.
-fn is_installed(program: &str) -> bool {
+pub(crate) fn is_installed(program: &str) -> bool {
     ["/usr/local/bin", "/usr/bin", "/bin"].iter().any(|dir| Path::new(dir).join(program).exists())
 }
