@@ -13,7 +13,9 @@ use codelia_proto::v1::{
     VolumeMountList, outcome,
 };
 use codelia_store::EventKind;
-use codelia_tests::{Client, Cluster, Process, Transcript, eventually, is_root, refusal, shell};
+use codelia_tests::{
+    Client, Cluster, ClusterOptions, Process, Transcript, eventually, is_root, refusal, shell,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use tonic::{Code, Status};
 
@@ -208,6 +210,26 @@ async fn volume_of_another_tenant_is_not_found() -> Result<()> {
     let done = owner.watch_to_end(&run.name, 0).await?;
     ensure!(matches!(done.outcome(), outcome::Kind::Exited(0)), "{done:?}");
     ensure!(output(&owner, &first, &format!("cat {PATH}/file")).await? == "secret\n", "the control");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn tenant_has_at_most_100_volumes() -> Result<()> {
+    let cluster = Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
+    let (client, other) = (cluster.tenant("a").await?, cluster.tenant("b").await?);
+    for number in 0..100 {
+        create(&client, &format!("cache-{number}"), None).await?;
+    }
+    let request = CreateVolumeRequest { volume_id: "one-more".into(), ..Default::default() };
+    let status = client.volumes().create_volume(request).await.expect_err("over the quota");
+    let refused = refusal(&status);
+    ensure!((refused.code, refused.reason.as_str()) == (Code::ResourceExhausted, "TOO_MANY_VOLUMES"));
+    ensure!(refused.quotas.iter().any(|quota| quota == "volumes"), "{refused:?}");
+    ensure!(status.message().contains("codelia volume rm"), "says what to do: {}", status.message());
+    // The control: another tenant has its own, and one that is deleted makes room.
+    create(&other, "one-more", None).await?;
+    delete(&client, "cache-7").await?;
+    create(&client, "one-more", None).await?;
     cluster.end().await
 }
 

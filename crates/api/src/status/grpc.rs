@@ -9,7 +9,7 @@ use codelia_types::Reason;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use super::{error::ApiError, file::FileError};
+use super::{error::ApiError, file::FileError, volume::VolumeError};
 
 /// Names this service, not a host: it is the same on every installation.
 const DOMAIN: &str = "codelia.dev";
@@ -160,6 +160,7 @@ impl ApiError {
             Self::Approval(error) => error.metadata(),
             Self::Flag(error) => error.metadata(),
             Self::Tool(error) => error.metadata(),
+            Self::Volume(VolumeError::TooMany) => describe_quota(details, "volumes"),
             Self::Volume(error) => error.metadata(),
             Self::PolicyChanged { version } => named("version", &version.to_string()),
             Self::ModeNotAllowed { mode }

@@ -31,7 +31,10 @@ impl VolumeError {
                 format!("session {session} mounts volume {name:?}; close it first (codelia session close)")
             }
             Self::Exists(name) => format!("volume_id: volume {name} exists; choose another name"),
-            Self::TooMany => format!("the tenant has {MAX_VOLUMES} volumes; delete one that is not used"),
+            Self::TooMany => format!(
+                "quota `volumes` reached: the tenant has {MAX_VOLUMES}; delete one that is not used (codelia \
+                 volume rm)"
+            ),
         }
     }
 
@@ -58,6 +61,7 @@ impl VolumeError {
                 ])
             }
             Self::Exists(name) => named(&[("field", "volume_id".to_owned()), ("volume", name.to_string())]),
+            // The quota, which is described as others are.
             Self::TooMany => HashMap::new(),
         }
     }
