@@ -3,81 +3,30 @@
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use codelia_policy::{LayoutDirectory, Policy};
 use codelia_sys::resolve_beneath;
-use codelia_telemetry::task;
 use codelia_types::DiskUsage;
-use tokio::{
-    task::{JoinHandle, spawn_blocking},
-    time::sleep,
-};
-use tokio_util::sync::CancellationToken;
 
+use super::size_watch::{SizeWatch, Sizes};
 use crate::disk;
 
-/// Between two measurements, at least.
-const INTERVAL: Duration = Duration::from_secs(1);
-/// The same while a directory is full.
-const FULL_INTERVAL: Duration = Duration::from_millis(100);
-/// The share of one core that measuring may take: one part of this many.
-const SHARE: u32 = 20;
+/// Watches the directories of one command, if the layout has a limit.
+pub(super) fn watch(workspace: PathBuf, policy: &Policy) -> SizeWatch {
+    let directories = policy.layout.directories.iter().filter_map(Limited::of).collect::<Vec<_>>();
+    if directories.is_empty() {
+        return SizeWatch::idle();
+    }
+    let mut layout = Layout { workspace, directories, is_first: true };
+    SizeWatch::start("directory limits", move |stop| layout.measure(stop))
+}
 
-/// Watches the directories of one command until it is dropped.
+/// The directories of a command that have limits.
 #[derive(Debug)]
-pub(super) struct DirectoryLimits {
-    /// Canceled when a directory is over its limit.
-    pub(super) exceeded: CancellationToken,
-    stop: Arc<AtomicBool>,
-    task: Option<JoinHandle<()>>,
-}
-
-impl DirectoryLimits {
-    /// Starts to watch, if the layout has a limit.
-    pub(super) fn watch(workspace: PathBuf, policy: &Policy) -> Self {
-        let limited = policy.layout.directories.iter().filter_map(Limited::of).collect::<Vec<_>>();
-        let (exceeded, stop) = (CancellationToken::new(), Arc::<AtomicBool>::default());
-        let is_needed = !limited.is_empty();
-        let watch = Watch { workspace, stop: stop.clone(), directories: limited, is_first: true };
-        let task = is_needed.then(|| task::background("directory limits", run(watch, exceeded.clone())));
-        Self { exceeded, stop, task }
-    }
-}
-
-impl Drop for DirectoryLimits {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(task) = &self.task {
-            task.abort();
-        }
-    }
-}
-
-async fn run(mut watch: Watch, exceeded: CancellationToken) {
-    loop {
-        let began = Instant::now();
-        let Ok((same, over)) = spawn_blocking(move || watch.measure()).await else { return };
-        watch = same;
-        if let Some(directory) = over {
-            tracing::info!(directory = %directory.display(), "a directory is over its limit, ending the run");
-            exceeded.cancel();
-            return;
-        }
-        let interval = if watch.is_any_full() { FULL_INTERVAL } else { INTERVAL };
-        sleep(interval.max(began.elapsed() * SHARE)).await;
-    }
-}
-
-#[derive(Debug)]
-struct Watch {
+struct Layout {
     workspace: PathBuf,
-    stop: Arc<AtomicBool>,
     directories: Vec<Limited>,
     is_first: bool,
 }
@@ -120,19 +69,19 @@ impl Limited {
     }
 }
 
-impl Watch {
-    /// Measures all directories; returns the first that is over its limit.
-    fn measure(mut self) -> (Self, Option<PathBuf>) {
+impl Layout {
+    fn measure(&mut self, stop: &AtomicBool) -> Sizes {
         let is_first = std::mem::take(&mut self.is_first);
-        let (workspace, stop) = (&self.workspace, &self.stop);
-        let exceeded =
-            |one: &mut Limited| one.is_exceeded(workspace, is_first, stop).then(|| one.path.clone());
-        let over = self.directories.iter_mut().find_map(exceeded);
-        (self, over)
-    }
-
-    fn is_any_full(&self) -> bool {
-        self.directories.iter().any(|one| one.full.is_some())
+        let mut directories = self.directories.iter_mut();
+        if let Some(over) = directories.find_map(|one| {
+            let is_over = one.is_exceeded(&self.workspace, is_first, stop);
+            is_over.then(|| one.path.display())
+        }) {
+            tracing::info!(directory = %over, "a directory is over its limit, ending the run");
+            return Sizes::Exceeded;
+        }
+        let is_any_full = self.directories.iter().any(|one| one.full.is_some());
+        if is_any_full { Sizes::Full } else { Sizes::Below }
     }
 }
 

@@ -16,6 +16,7 @@ pub(crate) mod output_buffer;
 pub(crate) mod output_pacing;
 pub(crate) mod registry;
 pub(crate) mod retry;
+mod size_watch;
 pub(crate) mod slots;
 pub(crate) mod stdio;
 pub(crate) mod streams;

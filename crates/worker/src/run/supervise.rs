@@ -19,16 +19,17 @@ use crate::{
     run::{
         active::{ActiveRun, Control, InputReceivers, Phase},
         commit::Report,
-        directory_limits::DirectoryLimits,
+        directory_limits,
         escape::{self, EscapeLog, Indicator},
         execute::{Executor, StartedCommand},
         live_usage::Meter,
         operations,
         output_pacing::OutputPacing,
         retry::LeaseLost,
+        size_watch::SizeWatch,
         stdio::Terminal,
         streams::Streams,
-        volumes::VolumeWatch,
+        volumes,
     },
 };
 
@@ -85,8 +86,8 @@ impl Executor {
         let isolation = running.isolation_check().map(|check| watch_isolation(run, check, self.escape));
 
         let workspace = self.root.session(run.assigned.session);
-        let directories = DirectoryLimits::watch(workspace, &run.assigned.spec.policy);
-        let volume_watch = VolumeWatch::start(&volumes);
+        let directories = directory_limits::watch(workspace, &run.assigned.spec.policy);
+        let volume_watch = volumes::watch(&volumes);
         let volume_full = volume_watch.exceeded.clone();
         let mut reports =
             Reports { control: inputs.control, near_limits: running.near_limits(), directories, volume_full };
@@ -189,7 +190,8 @@ async fn end_within_grace(run: &ActiveRun, running: &mut dyn Running, default: D
 struct Reports {
     control: mpsc::Receiver<Control>,
     near_limits: Option<mpsc::Receiver<NearLimit>>,
-    directories: DirectoryLimits,
+    /// Of the limits of single directories.
+    directories: SizeWatch,
     /// Canceled when a volume of the command is too large.
     volume_full: CancellationToken,
 }

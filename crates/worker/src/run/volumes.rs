@@ -1,32 +1,24 @@
 //! The volumes of a run: finds their directories, watches their size while the command may write, and
 //! measures them when it has ended.
 
-use std::{collections::BTreeMap, io, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, io, path::PathBuf, sync::atomic::AtomicBool};
 
 use codelia_policy::{VOLUME_BYTES, VolumeMode};
 use codelia_store::MountedVolume;
-use codelia_telemetry::task;
 use codelia_types::{Outcome, Reason, Refusal, VolumeId};
-use tokio::{
-    task::{JoinHandle, spawn_blocking},
-    time::{Instant, sleep},
-};
-use tokio_util::sync::CancellationToken;
+use tokio::task::spawn_blocking;
 
 use super::{
     active::ActiveRun,
     execute::{Executor, NotStarted},
     retry::retry_until_fenced,
+    size_watch::{SizeWatch, Sizes},
 };
 use crate::{
     run::execute::NoResult,
     sandbox::backends::{Denial, failed},
     workspace::volumes,
 };
-
-/// Between two looks at the size of a volume. A look that takes longer than a tenth of it delays the next.
-const INTERVAL: Duration = Duration::from_secs(1);
-const REST_FACTOR: u32 = 10;
 
 /// The volumes of a run.
 #[derive(Debug, Default)]
@@ -46,49 +38,22 @@ pub(super) struct WrittenVolume {
     max_bytes: u64,
 }
 
-/// Watches the size of volumes until it is dropped.
-#[derive(Debug)]
-pub(super) struct VolumeWatch {
-    /// Canceled when a volume is too large.
-    pub(super) exceeded: CancellationToken,
-    watching: Option<JoinHandle<()>>,
-}
-
-impl Drop for VolumeWatch {
-    fn drop(&mut self) {
-        self.watching.iter().for_each(JoinHandle::abort);
+/// Watches the sizes of the volumes that a command may write to.
+pub(super) fn watch(written: &[WrittenVolume]) -> SizeWatch {
+    if written.is_empty() {
+        return SizeWatch::idle();
     }
+    let written = written.to_vec();
+    let is_over = |volume: &WrittenVolume| measure(volume).is_some_and(|bytes| bytes > volume.max_bytes);
+    let sizes = move |_: &AtomicBool| {
+        if written.iter().any(is_over) { Sizes::Exceeded } else { Sizes::Below }
+    };
+    SizeWatch::start("volume sizes", sizes)
 }
 
-impl VolumeWatch {
-    pub(super) fn start(volumes: &[WrittenVolume]) -> Self {
-        let exceeded = CancellationToken::new();
-        let watching = (!volumes.is_empty()).then(|| {
-            let (volumes, exceeded) = (volumes.to_vec(), exceeded.clone());
-            task::background("volume sizes", async move { watch(&volumes, &exceeded).await })
-        });
-        Self { exceeded, watching }
-    }
-}
-
-async fn watch(volumes: &[WrittenVolume], exceeded: &CancellationToken) {
-    loop {
-        let began = Instant::now();
-        for volume in volumes {
-            if measure(volume).await.is_some_and(|bytes| bytes > volume.max_bytes) {
-                exceeded.cancel();
-                return;
-            }
-        }
-        sleep(INTERVAL.max(began.elapsed() * REST_FACTOR)).await;
-    }
-}
-
-/// The size of a volume. `None` if it cannot be read.
-async fn measure(volume: &WrittenVolume) -> Option<u64> {
-    let directory = volume.directory.clone();
-    let measured = spawn_blocking(move || volumes::measure(&directory)).await;
-    let measured = measured.map_err(io::Error::from).flatten();
+/// Blocking. The size of a volume; `None` if it cannot be read.
+fn measure(volume: &WrittenVolume) -> Option<u64> {
+    let measured = volumes::measure(&volume.directory);
     measured.inspect_err(|error| tracing::warn!(volume = %volume.id, %error, "cannot measure a volume")).ok()
 }
 
@@ -133,13 +98,14 @@ impl Executor {
     pub(super) async fn measure_volumes(&self, written: &[WrittenVolume], outcome: Outcome) -> Outcome {
         let mut outcome = outcome;
         for volume in written {
-            let Some(bytes) = measure(volume).await else { continue };
+            let (id, measured) = (volume.id, volume.clone());
+            let Ok(Some(bytes)) = spawn_blocking(move || measure(&measured)).await else { continue };
             if bytes > volume.max_bytes {
                 outcome = Outcome::Limit(VOLUME_BYTES.to_owned());
             }
             // The next run records it.
-            if let Err(error) = self.store.volume_measured(volume.id, self.root.id, bytes).await {
-                tracing::warn!(volume = %volume.id, %error, "cannot record the size of a volume");
+            if let Err(error) = self.store.volume_measured(id, self.root.id, bytes).await {
+                tracing::warn!(volume = %id, %error, "cannot record the size of a volume");
             }
         }
         outcome
