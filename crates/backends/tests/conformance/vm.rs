@@ -1,5 +1,5 @@
-//! Runs the limit cases on cgroup v2, in an emulated VM, so that any host can run them. `scripts/vm`
-//! builds its kernel and root file system.
+//! Runs the limit cases on cgroup v2, in an emulated VM, so that any host can run them, and what the worker
+//! does with the quotas of its disk. `scripts/vm` builds its kernel and root file system.
 
 use std::{
     env,
@@ -71,6 +71,13 @@ const OTHERS: [&str; 37] = [
     "quotas::native::project_quota_refuses_bytes_and_inodes",
 ];
 
+/// Unit tests of the worker that run in the VM.
+const OF_WORKER: [&str; 3] = [
+    "disk::quota_tests::project_quota_limits_sessions",
+    "disk::quota_tests::user_quota_limits_sessions",
+    "disk::quota_tests::session_that_could_leave_its_project_is_scanned",
+];
+
 /// Modules of its kernel, in the order in which they are loaded.
 const MODULES: [&str; 3] = ["overlay.ko", "quota_tree.ko", "quota_v2.ko"];
 
@@ -115,14 +122,32 @@ fn nsjail_path() -> PathBuf {
     path
 }
 
+/// The unit tests of the worker, which a build of the workspace leaves next to this suite.
+fn worker_tests() -> io::Result<PathBuf> {
+    let suite = env::current_exe()?;
+    let mut newest = None;
+    for entry in fs::read_dir(suite.parent().unwrap())? {
+        let (path, metadata) = (entry.as_ref().unwrap().path(), entry?.metadata()?);
+        let name = path.file_name().unwrap().to_string_lossy();
+        if name.starts_with("codelia_worker-") && path.extension().is_none() {
+            newest = newest.max(Some((metadata.modified()?, path.clone())));
+        }
+    }
+    let missing = "codelia-worker's tests are not built: run `cargo test --workspace --no-run`";
+    Ok(newest.expect(missing).1)
+}
+
 /// Stages the suite, the programs it starts, and their libraries.
 fn stage(vm: &Path, dir: &Path) -> io::Result<()> {
     let libraries = dir.join("usr/lib/x86_64-linux-gnu");
     fs::create_dir_all(dir.join("codelia"))?;
     fs::create_dir_all(&libraries)?;
-    for (program, name) in
-        [(env::current_exe()?, "suite"), (init_path(), "codelia-init"), (nsjail_path(), "nsjail")]
-    {
+    for (program, name) in [
+        (env::current_exe()?, "suite"),
+        (worker_tests()?, "worker-suite"),
+        (init_path(), "codelia-init"),
+        (nsjail_path(), "nsjail"),
+    ] {
         fs::copy(&program, dir.join("codelia").join(name))?;
         for library in libraries_of(&program)? {
             fs::copy(&library, libraries.join(library.file_name().unwrap()))?;
@@ -133,6 +158,7 @@ fn stage(vm: &Path, dir: &Path) -> io::Result<()> {
     }
     fs::write(dir.join("codelia/settings"), SETTINGS)?;
     fs::write(dir.join("codelia/cases"), cases().join("\n"))?;
+    fs::write(dir.join("codelia/worker-cases"), OF_WORKER.join("\n"))?;
     for (name, text) in [("init", include_str!("vm.sh")), ("codelia/core-handler", CORE_HANDLER)] {
         fs::write(dir.join(name), text)?;
         fs::set_permissions(dir.join(name), Permissions::from_mode(0o755))?;
@@ -235,7 +261,7 @@ fn limits_hold_on_cgroup_v2_host() {
     let console = Emulator::boot(&vm, &initramfs, &disk).unwrap().console();
     // The kernel may print on the same line.
     assert!(console.lines().any(|line| line.starts_with(PASSED)), "the suite did not pass in the VM");
-    for case in cases() {
+    for case in cases().into_iter().chain(OF_WORKER.map(str::to_owned)) {
         let passed = format!("test {case} ... ok");
         assert!(console.lines().any(|line| line == passed), "{case} did not pass in the VM");
     }

@@ -29,7 +29,10 @@ echo $$ >/sys/fs/cgroup/service/worker/first/cgroup.procs
 set +e
 cd /
 . /codelia/settings
-xargs /codelia/suite --color never --test-threads 1 --exact </codelia/cases
+run() {
+    xargs "/codelia/$1" --color never --test-threads 1 --exact <"/codelia/$2"
+}
+run worker-suite worker-cases && run suite cases
 echo "vm: the suite exited with $?"
 echo o >/proc/sysrq-trigger
 sleep 60

@@ -11,6 +11,8 @@ mod monitor;
 mod open_files;
 mod project_quota;
 mod quota;
+#[cfg(test)]
+mod quota_tests;
 mod report;
 mod run_watch;
 mod scan;
