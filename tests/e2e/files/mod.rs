@@ -7,6 +7,7 @@ mod cli;
 mod content;
 mod directories;
 mod disk_limits;
+mod exchange;
 mod links;
 mod permissions;
 mod refusals;

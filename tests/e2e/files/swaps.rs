@@ -1,21 +1,20 @@
 //! Archives, listings and removals of a directory that a command exchanges with a link to outside, many at
-//! once. The exchange is one system call, so the name always leads somewhere.
+//! once.
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
     path::Path,
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use codelia_proto::v1::ArchiveFormat;
-use codelia_tests::{Exec, shell};
 use futures::future::try_join_all;
 use tonic::Code;
 
 use super::{
     archive_bytes::Archive,
+    exchange::MARKER,
     workspace::{Isolated, Workspace, outcome},
 };
 
@@ -24,24 +23,6 @@ const CALLS: usize = 2_000;
 const KINDS: [&str; 4] = ["export", "list", "import", "removal"];
 /// Calls at once. A worker admits eight archives of a tenant.
 const LANES: usize = 6;
-/// The name and the content of the files outside.
-const MARKER: &str = "only-outside";
-
-/// Exchanges `d` and the link next to it until it is killed. 316 is `renameat2`, 2 is `RENAME_EXCHANGE`.
-const EXCHANGE: &str = "
-import ctypes, os, sys
-os.makedirs('d/tree')
-for path in ('d/f', 'd/tree/f'):
-    open(path, 'w').write('inside')
-os.symlink(sys.argv[1], 'link')
-call = ctypes.CDLL(None, use_errno=True).syscall
-exchange = lambda: call(316, -100, b'd', -100, b'link', 2)
-assert exchange() == 0, ctypes.get_errno()
-print('swapping', flush=True)
-while True:
-    exchange()
-";
-
 /// What the calls have met.
 #[derive(Debug, Default)]
 struct Counts {
@@ -81,24 +62,9 @@ async fn round(workspace: Workspace<'_>, path: &str, archive: &[u8], counts: &Co
 
 #[tokio::test]
 async fn exchanged_directory_never_shows_outside() -> Result<()> {
-    let Some(Isolated { cluster, client, session, directory, outside }) = Isolated::start().await? else {
-        return Ok(());
-    };
-    // Everyone may write there, so that only the guard prevents it.
-    fs::create_dir(outside.join("tree"))?;
-    for open in [&outside, &outside.join("tree")] {
-        fs::write(open.join(MARKER), MARKER)?;
-        fs::set_permissions(open, PermissionsExt::from_mode(0o777))?;
-    }
-    client.put(&session.name, "exchange.py", EXCHANGE).await?;
-    let script = format!("exec /usr/bin/python3 exchange.py {}", outside.display());
-    let mut swapping = Exec::start(&client, shell(&session.name, &script)).await?;
-    swapping.until("the swapping starts", |seen| seen.stdout_text().contains("swapping")).await?;
-    // The control: a plain read of the same name reaches both.
-    let meets = |path: &str| fs::read_to_string(directory.join(path)).is_ok();
-    for naive in ["d/f", &format!("d/{MARKER}")] {
-        ensure!((0..1_000_000).any(|_| meets(naive)), "the control never saw {naive}");
-    }
+    let Some(isolated) = Isolated::start().await? else { return Ok(()) };
+    let swapping = isolated.exchange("d", "link").await?;
+    let Isolated { cluster, client, session, outside, .. } = isolated;
     let archive = Archive::default().file("tree/imported", "inside").file("imported", "inside").finish();
     let (counts, left) = (Counts::default(), AtomicUsize::new(CALLS / KINDS.len()));
     try_join_all((0..LANES).map(async |lane| {

@@ -2,19 +2,19 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
     path::Path,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::FileEventKind as Kind;
-use codelia_tests::{Cluster, Exec, eventually, shell, within};
+use codelia_tests::{Cluster, eventually, within};
 use tokio::time::timeout;
 use tonic::Code;
 
 use super::{
     content::peak_memory,
+    exchange::MARKER,
     watch::Watch,
     workspace::{Isolated, directory, outcome, refused},
 };
@@ -79,36 +79,11 @@ fn processor_seconds(pid: u32) -> Result<f64> {
     Ok(ticks / 100.0)
 }
 
-/// Swaps the directory `d` for a link and back. 316 is `renameat2`, 2 is `RENAME_EXCHANGE`.
-const EXCHANGE: &str = "
-import ctypes, os, sys
-os.makedirs('t/d/tree')
-os.symlink(sys.argv[1], 't/link')
-call = ctypes.CDLL(None, use_errno=True).syscall
-exchange = lambda: call(316, -100, b't/d', -100, b't/link', 2)
-assert exchange() == 0, ctypes.get_errno()
-print('swapping', flush=True)
-while True:
-    exchange()
-";
-
 #[tokio::test]
 async fn swapped_directory_is_never_watched_outside() -> Result<()> {
-    let Some(Isolated { cluster, client, session, directory, outside }) = Isolated::start().await? else {
-        return Ok(());
-    };
-    // Everyone may read there, so that only the guard prevents it.
-    fs::create_dir(outside.join("tree"))?;
-    for open in [&outside, &outside.join("tree")] {
-        fs::set_permissions(open, PermissionsExt::from_mode(0o777))?;
-    }
-    client.put(&session.name, "exchange.py", EXCHANGE).await?;
-    let script = format!("exec /usr/bin/python3 exchange.py {}", outside.display());
-    let mut swapping = Exec::start(&client, shell(&session.name, &script)).await?;
-    swapping.until("the swapping starts", |seen| seen.stdout_text().contains("swapping")).await?;
-    // The control: a plain look at the same name reaches the outside.
-    let naive = || fs::symlink_metadata(directory.join("t/d/f")).is_ok();
-    ensure!((0..1_000_000).any(|_| naive()), "the control never saw the outside");
+    let Some(isolated) = Isolated::start().await? else { return Ok(()) };
+    let swapping = isolated.exchange("t/d", "t/link").await?;
+    let Isolated { cluster, client, session, outside, .. } = isolated;
     let mut seen = 0;
     for round in 0..30 {
         // A new watch looks for directories while they are swapped.
@@ -120,7 +95,7 @@ async fn swapped_directory_is_never_watched_outside() -> Result<()> {
         };
         for number in 0..20 {
             for directory in [&outside, &outside.join("tree")] {
-                let file = directory.join(format!("only-outside-{round}-{number}"));
+                let file = directory.join(format!("{MARKER}-{round}-{number}"));
                 fs::write(&file, "x")?;
                 fs::remove_file(file)?;
             }
@@ -133,7 +108,7 @@ async fn swapped_directory_is_never_watched_outside() -> Result<()> {
             }
         };
         seen += events.len();
-        let outside = events.iter().find(|event| event.path.contains("only-outside"));
+        let outside = events.iter().find(|event| event.path.contains(MARKER));
         assert!(outside.is_none(), "round {round}: {outside:?}");
     }
     assert!(seen > 0, "no swap was reported");
