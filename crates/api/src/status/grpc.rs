@@ -160,8 +160,7 @@ impl ApiError {
             Self::Approval(error) => error.metadata(),
             Self::Flag(error) => error.metadata(),
             Self::Tool(error) => error.metadata(),
-            Self::Volume(VolumeError::TooMany) => describe_quota(details, "volumes"),
-            Self::Volume(error) => error.metadata(),
+            Self::Volume(error) => describe_volume(details, error),
             Self::PolicyChanged { version } => named("version", &version.to_string()),
             Self::ModeNotAllowed { mode }
             | Self::BelowFloor { mode, .. }
@@ -213,6 +212,13 @@ impl ApiError {
 fn describe_quota(details: &mut ErrorDetails, quota: &str) -> HashMap<String, String> {
     details.add_quota_failure_violation("tenants/-", format!("quota `{quota}` reached"));
     HashMap::from([("quota".to_owned(), quota.to_owned())])
+}
+
+fn describe_volume(details: &mut ErrorDetails, error: &VolumeError) -> HashMap<String, String> {
+    match error {
+        VolumeError::TooMany => describe_quota(details, "volumes"),
+        VolumeError::InUse { .. } | VolumeError::Exists(_) => error.metadata(),
+    }
 }
 
 fn describe_file(details: &mut ErrorDetails, error: &FileError) -> HashMap<String, String> {

@@ -134,7 +134,7 @@ fn worker_tests() -> io::Result<PathBuf> {
         }
     }
     let missing = "codelia-worker's tests are not built: run `cargo test --workspace --no-run`";
-    Ok(newest.expect(missing).1)
+    newest.map(|(_, path)| path).ok_or_else(|| io::Error::other(missing))
 }
 
 /// Stages the suite, the programs it starts, and their libraries.
