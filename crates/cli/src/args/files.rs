@@ -117,6 +117,7 @@ pub(crate) struct Mv {
 #[command(after_help = "\
 Names in the archive are relative to the directory. Links are packed as links. FIFOs, sockets and
 devices are skipped with a message; files that cannot be read too, and then the exit status is 1.
+An export that is interrupted cannot be resumed: start it again, or use `codelia cp -r --resume`.
 
 Examples:
   codelia export work:src -o src.tar       a directory
@@ -141,7 +142,8 @@ pub(crate) struct Export {
 #[command(after_help = "\
 Reads tar archives, also compressed with zstd. A directory that does not exist appears when the
 import is complete. Existing files are replaced only with --force; without it the first one ends
-the import.
+the import. An import that is interrupted cannot be resumed: start it again (with --force if the
+directory existed), or use `codelia cp -r --resume`.
 
 Examples:
   codelia import src.tar work:src
