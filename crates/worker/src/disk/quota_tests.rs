@@ -10,7 +10,10 @@ use std::{
 };
 
 use codelia_policy::{DiskLimits, Ids};
-use codelia_sys::fs_identity::as_user;
+use codelia_sys::{
+    fs_identity::as_user,
+    quota::{Amounts, QuotaKind, Quotas},
+};
 use codelia_tests::{available, eventually};
 use codelia_types::{DiskMechanism, DiskUsage, Mode, SessionId};
 use tempfile::TempDir;
@@ -71,6 +74,15 @@ impl Fixture {
         let directory = session.workspace.parent().unwrap().to_owned();
         let target = Target { session: session.id, directory, mode: Mode::Native, ids: session.ids };
         self.quota.usage(&target).unwrap()
+    }
+
+    /// What the kernel has for the id of a session.
+    fn limits(&self, session: &Session) -> Amounts {
+        let kind = match self.quota.mechanism() {
+            DiskMechanism::ProjectQuota => QuotaKind::Project,
+            _ => QuotaKind::User,
+        };
+        Quotas::open(self.root.path(), kind).unwrap().limits(session.ids.uid).unwrap()
     }
 
     /// Gives a session up and removes it as the worker does.
@@ -148,7 +160,9 @@ async fn quota_limits_sessions(mechanism: DiskMechanism) {
     assert!(usage.inodes > files && usage.inodes <= LIMITS.inodes && usage.bytes < MIB, "{usage:?}");
 
     // What was removed is free, and the next session with the id has its own limits.
+    assert_eq!(fixture.limits(&limited), Amounts { bytes: LIMITS.bytes, inodes: LIMITS.inodes });
     fixture.remove(&limited);
+    assert_eq!(fixture.limits(&limited), Amounts::default(), "none");
     assert_eq!(fixture.usage(&limited), DiskUsage::default());
     let next = fixture.session(LARGE);
     assert_eq!(next.ids.uid, limited.ids.uid, "all others are taken");
