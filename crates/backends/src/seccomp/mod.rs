@@ -284,6 +284,15 @@ mod tests {
     }
 
     #[test]
+    fn ranges_shorten_the_filter() {
+        let rules = Rules::of(&security(SyscallRules::Allow(syscalls::allowed(false))));
+        let without = allow_program(&rules, &BTreeSet::new()).unwrap();
+        let without = program::chain(&denial_program(&rules).unwrap(), &without).unwrap();
+        let with = compile(&rules).unwrap();
+        assert!(3 * with.len() < 2 * without.len(), "{} and {} instructions", with.len(), without.len());
+    }
+
+    #[test]
     fn denying_a_required_call_is_refused() {
         for name in REQUIRED {
             let error = filter(&security(SyscallRules::Deny([name.to_owned()].into())), false).unwrap_err();
