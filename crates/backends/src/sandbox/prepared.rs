@@ -78,8 +78,9 @@ async fn wait_for_command(
     root: Option<OwnedFd>,
     egress: Option<EgressSockets>,
 ) -> Result<Box<dyn Prepared>, Error> {
-    match ready.and_then(|ready| supervise(plan, ready)) {
-        Ok((launch, supervisor, created)) => {
+    let supervised = ready.and_then(|mut ready| Ok((supervise(plan, &mut ready)?, ready)));
+    match supervised {
+        Ok((supervisor, Ready { launch, egress: created, .. })) => {
             let (env, budget) = (plan.env.clone(), Budget::of(plan));
             let egress = created.or(egress);
             Ok(Box::new(WaitingSandbox { sandbox, launch, supervisor, root, env, budget, egress }))
@@ -92,18 +93,14 @@ async fn wait_for_command(
 }
 
 /// Starts the supervisor of the filter's listener, if there is one.
-fn supervise(
-    plan: &Plan,
-    ready: Ready,
-) -> Result<(Option<Control>, Option<Supervisor>, Option<EgressSockets>), Error> {
+fn supervise(plan: &Plan, ready: &mut Ready) -> Result<Option<Supervisor>, Error> {
     let limit = plan.security.as_ref().and_then(|security| security.violation_limit);
-    let supervisor = match (ready.listener, &ready.launch, plan.security.as_ref().zip(plan.ids), limit) {
+    match (ready.listener.take(), &ready.launch, plan.security.as_ref().zip(plan.ids), limit) {
         (Some(listener), Some(launch), Some(rules), Some(limit)) => {
-            Some(Supervisor::start(listener, launch.try_clone_fd()?, rules, limit)?)
+            Supervisor::start(listener, launch.try_clone_fd()?, rules, limit).map(Some)
         }
-        _ => None,
-    };
-    Ok((ready.launch, supervisor, ready.egress))
+        _ => Ok(None),
+    }
 }
 
 #[async_trait]

@@ -31,7 +31,7 @@ const LIMITS: [&str; 2] = ["memory_is_limited", "pids_limit_is_reported_as_outco
 const MODES: [&str; 4] = ["bwrap", "nsjail", "native", "logical"];
 
 /// Other cases that run in the VM.
-const OTHERS: [&str; 37] = [
+const OTHERS: [&str; 38] = [
     "limits::bwrap::cpu_time_limit_covers_all_processes",
     "limits::bwrap::cpu_rate_is_limited",
     "limits::bwrap::usage_is_reported",
@@ -68,6 +68,7 @@ const OTHERS: [&str; 37] = [
     "quotas::bwrap::project_quota_refuses_bytes_and_inodes",
     "quotas::bwrap::user_quota_refuses_bytes_and_inodes",
     "quotas::bwrap::command_cannot_leave_project",
+    "quotas::nsjail::project_quota_refuses_bytes_and_inodes",
     "quotas::native::project_quota_refuses_bytes_and_inodes",
 ];
 
