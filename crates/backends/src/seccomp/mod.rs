@@ -178,13 +178,13 @@ fn compile(rules: &Rules) -> Result<Vec<u64>, Error> {
 
 /// The numbers of the calls that are allowed with any arguments.
 fn always_allowed(rules: &Rules) -> BTreeSet<u32> {
-    let denied: BTreeSet<_> = denials(rules).filter_map(|denial| number(denial.call)).collect();
+    let denied: BTreeSet<_> = denials_of(rules).filter_map(|denial| number(denial.call)).collect();
     let is_always = |name: &&String| rules::conditions(name, rules).iter().any(Vec::is_empty);
     let allowed = rules.allowed.iter().filter(is_always).filter_map(|name| number(name));
     allowed.filter(|number| !denied.contains(number)).filter_map(|number| number.try_into().ok()).collect()
 }
 
-fn denials(rules: &Rules) -> impl Iterator<Item = &'static Denial> {
+fn denials_of(rules: &Rules) -> impl Iterator<Item = &'static Denial> {
     let executable_memory = if rules.only_listed { EXECUTABLE_MEMORY } else { &[] };
     let memory_files = if rules.seals_memory_files { EXECUTABLE_MEMORY_FILES } else { &[] };
     let by_plan = executable_memory.iter().chain(memory_files);
@@ -193,7 +193,7 @@ fn denials(rules: &Rules) -> impl Iterator<Item = &'static Denial> {
 
 fn denial_program(rules: &Rules) -> Result<Vec<u64>, Error> {
     let mut context = new_context(ScmpAction::Allow)?;
-    for denial in denials(rules) {
+    for denial in denials_of(rules) {
         let action = match denial.answer {
             Answer::Violation => violation(rules),
             Answer::Fail(errno) => ScmpAction::Errno(errno.raw_os_error()),
