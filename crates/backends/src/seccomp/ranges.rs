@@ -1,5 +1,5 @@
 //! Calls that are allowed whatever their arguments, as ranges of numbers at the beginning of a filter.
-//! The kernel checks and compiles the filter anew for every sandbox, so each instruction less counts.
+//! The kernel checks and compiles the filter for every sandbox, so a shorter one saves time.
 
 use std::collections::BTreeSet;
 

@@ -179,6 +179,28 @@ fn cgroup_kills_fork_bomb_and_is_removed() {
     assert_eq!(group.directories().count(), 0);
 }
 
+/// A sandbox whose group has no processes is refused.
+#[test]
+fn cgroup_tells_whether_a_process_is_in_all_its_directories() {
+    let Ok(mut group) = Group::create(&hierarchy(), "members", LIMITS) else {
+        return skip("cgroup", "control groups cannot be created here");
+    };
+    assert!(!group.has_processes().unwrap(), "nothing joined it");
+    let mut sleep = start_in(&group, "exec sleep 1000");
+    assert!(group.has_processes().unwrap(), "the control");
+    let one = group.directories().next().unwrap();
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+    if own.lines().count() > 1 {
+        // On cgroup v1 a process can be in some of them only.
+        let parent = one.parent().unwrap().parent().unwrap();
+        fs::write(parent.join("cgroup.procs"), sleep.id().to_string()).unwrap();
+        assert!(!group.has_processes().unwrap(), "it left one directory");
+    }
+    sleep.kill().unwrap();
+    sleep.wait().unwrap();
+    group.remove().unwrap();
+}
+
 fn has_cgroup_v1() -> bool {
     let has = Path::new(V2_ROOT).join("cpu/cgroup.procs").exists();
     available("cgroup1", (!has).then_some("this host does not use cgroup v1"))

@@ -12,8 +12,8 @@ use super::Setup;
 pub enum TemplateRequest {
     /// Make the template. The answer is `ready`.
     Create(Box<Template>),
-    /// Start a sandbox out of the template. Carries its control socket. The answer is `started`, or `failed`
-    /// if there is no sandbox.
+    /// Start a sandbox out of the template. Carries its control socket. The answer is `started` or
+    /// `failed`.
     Start(StartRequest),
 }
 

@@ -272,12 +272,8 @@ impl Group {
     /// # Errors
     /// A list of processes cannot be read.
     pub fn has_processes(&self) -> Result<bool, Error> {
-        for dir in self.all_dirs() {
-            if dir.read("cgroup.procs")?.is_empty() {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let mut lists = self.all_dirs().map(|dir| dir.read("cgroup.procs"));
+        lists.try_fold(true, |all, list| Ok(all && !list?.is_empty()))
     }
 
     /// The processes in the cgroup.

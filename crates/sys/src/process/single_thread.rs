@@ -50,7 +50,8 @@ impl SingleThread {
     }
 
     /// Forks into new user, mount, PID and IPC namespaces, where the child is PID 1. It starts in the
-    /// cgroup of version 2 with this directory if the kernel lets this process do that, and is told whether.
+    /// cgroup of version 2 with this directory if the kernel permits it; the argument
+    /// of `child` says whether it did.
     ///
     /// # Errors
     /// As `clone(2)`.
