@@ -14,6 +14,7 @@ mod operations;
 pub(crate) mod output;
 pub(crate) mod output_buffer;
 pub(crate) mod output_pacing;
+mod output_rate;
 pub(crate) mod registry;
 pub(crate) mod retry;
 mod size_watch;

@@ -11,7 +11,7 @@ use futures::future::join_all;
 use tokio::{
     sync::mpsc,
     task::JoinHandle,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -19,6 +19,7 @@ use crate::run::{
     active::ActiveRun,
     output::OutputLog,
     output_pacing::OutputPacing,
+    output_rate::OutputRate,
     retry::retry_until_fenced,
     stdio::{Reader, Writer},
 };
@@ -85,13 +86,22 @@ async fn copy(mut reader: Reader, stream: OutputStream, run: &ActiveRun, pacing:
         let written = run.output.append(stream, data).unsigned_abs();
         run.near_limits.check(Resource::OutputBytes, written, run.assigned.spec.limits.output_bytes);
     };
+    let mut rate = OutputRate::new(Instant::now());
     loop {
         run.output.room().await;
-        match reader.read().await {
+        let data = match reader.read().await {
             Ok(data) if data.is_empty() => return,
-            Ok(data) if pacing.is_immediate() => append(data),
-            Ok(data) => pacing.collect(data, &mut reader).await.into_iter().for_each(append),
+            Ok(data) => data,
             Err(error) => return tracing::error!(%error, "cannot read output"),
+        };
+        let delay = rate.delay_after(data.len(), Instant::now());
+        if pacing.is_immediate() {
+            append(data);
+        } else {
+            pacing.collect(data, &mut reader).await.into_iter().for_each(append);
+        }
+        if !delay.is_zero() {
+            sleep(delay).await;
         }
     }
 }
