@@ -83,7 +83,8 @@ impl Runs {
         ends_with_caller: bool,
     ) -> Result<(Caller, RecordedRun), ApiError> {
         if wire.new_session.is_some() {
-            return self.start_in_new_session(admitted, wire, ends_with_caller).await;
+            // In a box, so that other calls do not carry its size.
+            return Box::pin(self.start_in_new_session(admitted, wire, ends_with_caller)).await;
         }
         if let Some(version) = admitted.unchecked_version() {
             let caller = &admitted.caller;

@@ -200,7 +200,7 @@ impl ExecStream {
         };
         let Err(error) = end else { return };
         send_final_error(&self.events, error).await;
-        self.disconnect(id, input).await;
+        Box::pin(self.disconnect(id, input)).await;
     }
 
     /// Cancels a run that this call started, unless the client detached.
