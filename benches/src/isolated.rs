@@ -18,6 +18,8 @@ use crate::{
 };
 
 const RAW: &str = "raw `bwrap … true`, all cores";
+/// Without a connection between api and worker.
+const ONE_PROCESS: &str = "the same in one process, `codelia up`";
 const RAW_BURST: &str = "100 raw `bwrap … echo` at once, to first byte";
 
 /// Number of sessions in a burst.
@@ -43,12 +45,16 @@ struct Subject {
 /// Measures all rows in turns. The first round is warm-up.
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Report> {
     let shape = ClusterOptions { slots: 8 * cores, ..ClusterOptions::default() };
+    let up = ClusterOptions { one_process: true, ..shape.clone() };
     let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
+    let up = Cluster::start_on(Database::on(server).await?, up).await?;
     let mut report = Report::default();
     let mut subjects = Vec::new();
     for mode in modes::served(&cluster, &modes::ISOLATING, &mut report).await? {
         subjects.push(Subject::prepare(&cluster, mode, cores).await?);
     }
+    let fastest = subjects.last().context("no mode was measured")?.mode;
+    let in_up = Runs::prepare_in(&up, fastest, "up", 4 * cores).await?;
     for round in 0..=ROUNDS {
         let raw = Loop::of_bwrap(cores).measure(TURN).await?;
         if round > 0 {
@@ -56,6 +62,10 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
         }
         for subject in &mut subjects {
             subject.turn((round > 0).then_some(&mut report)).await?;
+        }
+        let in_up = in_up.outcome(TURN).await?;
+        if round > 0 {
+            report.add(ONE_PROCESS, in_up);
         }
     }
     for burst in 0..=BURSTS {
@@ -66,11 +76,13 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
         turn.into_iter().filter(|_| burst > 0).for_each(|(name, measured)| report.add(&name, measured));
     }
     cluster.end().await?;
+    up.end().await?;
 
     let (fastest, others) = subjects.split_last().context("no mode was measured")?;
-    for subject in others {
-        let share = report.of(&subject.together_row())?.rate() / report.of(RAW)?.rate();
-        report.note(&format!("{}: {:.0} % of the raw bwrap loop", subject.mode.as_str(), share * 100.0));
+    let other_rows = others.iter().map(|subject| (subject.mode.as_str(), subject.together_row()));
+    for (name, row) in other_rows.chain([("`codelia up`", ONE_PROCESS.to_owned())]) {
+        let share = report.of(&row)?.rate() / report.of(RAW)?.rate();
+        report.note(&format!("{name}: {:.0} % of the raw bwrap loop", share * 100.0));
     }
     fastest.check(&mut report)?;
     Ok(report)

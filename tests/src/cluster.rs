@@ -28,13 +28,15 @@ pub struct ClusterOptions {
     pub slots: usize,
     /// Whether all workers share one directory of sessions.
     pub shared_root: bool,
+    /// Whether api and worker are one process, `codelia up`. It counts as the api.
+    pub one_process: bool,
     /// Environment variables of every process.
     pub settings: Vec<(&'static str, String)>,
 }
 
 impl Default for ClusterOptions {
     fn default() -> Self {
-        Self { apis: 1, workers: 1, slots: 4, shared_root: false, settings: Vec::new() }
+        Self { apis: 1, workers: 1, slots: 4, shared_root: false, one_process: false, settings: Vec::new() }
     }
 }
 
@@ -109,6 +111,10 @@ impl Cluster {
             database,
             scratch,
         };
+        if cluster.options.one_process {
+            cluster.add_up().await?;
+            return Ok(cluster);
+        }
         for _ in 0..workers {
             cluster.add_worker().await?;
         }
@@ -158,6 +164,7 @@ impl Cluster {
         let mut command = self.command("up", "up")?;
         command
             .env("CODELIA_API_LISTEN", "127.0.0.1:0")
+            .env("CODELIA_WORKER_SLOTS", self.options.slots.to_string())
             .env("CODELIA_WORKER_LEASE_TTL_SECONDS", WORKER_LEASE_SECONDS.to_string());
         let mut process = Process::start("up", command, self.scratch.path())?;
         let address = address_in(&process.ready().await?)?;
