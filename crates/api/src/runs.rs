@@ -204,7 +204,8 @@ impl Runs {
         }
         storage_quota.check_run(store, caller).await?;
         let (id, secret_key) = (RunId::generate(), request.secret_key(options)?);
-        let hash = request.fingerprint(&caller.tenant, secret_key)?;
+        let key = request.idempotency_key.as_deref();
+        let hash = key.map(|_| request.fingerprint(&caller.tenant, secret_key)).transpose()?;
         let secret_env = secret_key.map(|key| key.seal(id, &request.secret_env)).transpose();
         let secret_env = secret_env.map_err(ApiError::internal)?;
         // An operator decided about the level of an approved tool.
@@ -222,7 +223,7 @@ impl Runs {
             labels: &request.labels,
             retries: request.retries,
             queue_timeout: request.queue_timeout.unwrap_or(options.timeouts.queue),
-            idempotency: request.idempotency_key.as_deref().map(|key| (key, hash.as_slice())),
+            idempotency: key.zip(hash.as_ref().map(<[_; 32]>::as_slice)),
             secret_env: secret_env.as_ref(),
             check_quotas: run_quota.must_count(&caller.tenant, [concurrent_runs, queued_runs]),
             key: caller.key,

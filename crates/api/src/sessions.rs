@@ -124,7 +124,8 @@ impl Sessions {
             let rules = &rules.under(scopes);
             let spec = request.to_flagged_spec(rules, &choice);
             let spec = spec.map_err(|error| (request.refused_by(rules, &choice, &error), error));
-            Ok((spec, fingerprint(&request)?, request))
+            let hash = request.idempotency_key.as_ref().map(|_| fingerprint(&request)).transpose()?;
+            Ok((spec, hash, request))
         };
         let (spec, hash, request) = self.context.with_policy(caller, is_large, admit).await?;
         let spec = spec.map_err(|(flag, error)| {
@@ -142,7 +143,7 @@ impl Sessions {
             ttl: request.ttl.unwrap_or(options.session_ttl),
             idle_ttl: request.idle_ttl,
             allow_data_loss: request.allow_data_loss,
-            idempotency: request.idempotency_key.as_deref().map(|key| (key, hash.as_slice())),
+            idempotency: request.idempotency_key.as_deref().zip(hash.as_ref().map(<[_; 32]>::as_slice)),
             check_quota: session_quota.must_count(&caller.tenant, [caller.quotas.sessions]),
         };
         let begun = Instant::now();
