@@ -88,7 +88,7 @@ impl Store {
         if let Some(fields) = settings.as_object_mut() {
             fields.remove("command");
         }
-        let hash = hash(&settings);
+        let hash = hash(&settings)?;
         let day = (run.0.as_u128() >> 80) / MILLIS_PER_DAY;
         let is_stored = match self.known_settings.get(&hash) {
             Some(Known::Stored { day: last }) if day <= last => true,
@@ -119,12 +119,16 @@ impl Store {
 }
 
 /// The hash of all fields, which are in a fixed order.
-fn hash(settings: &Value) -> Hash {
+fn hash(settings: &Value) -> Result<Hash, Error> {
     let mut hash = Hash::default();
-    hash.copy_from_slice(digest(&SHA256, settings.to_string().as_bytes()).as_ref());
-    hash
+    hash.copy_from_slice(digest(&SHA256, &serde_json::to_vec(settings).map_err(unencodable)?).as_ref());
+    Ok(hash)
 }
 
 fn to_json(value: &impl serde::Serialize) -> Result<Value, Error> {
-    serde_json::to_value(value).map_err(|error| Error::Statement(sqlx::Error::Encode(error.into())))
+    serde_json::to_value(value).map_err(unencodable)
+}
+
+fn unencodable(error: serde_json::Error) -> Error {
+    Error::Statement(sqlx::Error::Encode(error.into()))
 }
