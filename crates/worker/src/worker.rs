@@ -155,7 +155,8 @@ impl Worker {
             call_timeout: self.file_call_timeout,
             disk: self.disk.clone(),
         };
-        FileService::new(workspaces, self.janitor.decider.clone(), self.disk_reporter.space.clone())
+        let (decider, space) = (self.janitor.decider.clone(), self.disk_reporter.space.clone());
+        FileService::new(workspaces, decider, self.leases.clone(), space)
     }
 }
 

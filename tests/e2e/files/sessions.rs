@@ -8,6 +8,7 @@ use std::{
 use anyhow::Result;
 use codelia_proto::{duration_to_proto, v1::*};
 use codelia_tests::{Cluster, ClusterOptions, eventually};
+use codelia_types::Mode;
 
 use super::workspace::{directory, outcome};
 
@@ -33,6 +34,25 @@ async fn file_call_acquires_unleased_session() -> Result<()> {
         (outcome(client.get(&session.name, "file").await).1 == "SESSION_DATA_LOST").then_some(())
     };
     eventually("the loss is reported", lost).await;
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn file_call_reaches_session_whose_acquisition_was_not_answered() -> Result<()> {
+    let mut cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    client.put(&session.name, "old", "text").await?;
+    cluster.workers[0].process.terminate().await?;
+    cluster.restart_worker(0).await?;
+    // The store gives the session to the worker, and the worker does not learn of it.
+    let id = session.session_id.parse()?;
+    let candidates = cluster.store.worker_candidates(id, Mode::Logical).await?;
+    let lease = cluster.store.lease_acquire(id, &candidates[0].id, candidates[0].incarnation).await?;
+    assert!(lease.is_some(), "the control: the store knows the lease");
+    let written = || async { client.put(&session.name, "new", "text").await.ok() };
+    eventually("the worker takes the session", written).await;
+    assert_eq!(client.get(&session.name, "old").await?, "text");
     cluster.end().await
 }
 

@@ -43,6 +43,7 @@ use self::{
 };
 use crate::{
     disk::Space,
+    lease::acquire::SessionLeases,
     run::held::{Decider, NotDecided},
 };
 
@@ -58,14 +59,30 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) struct FileService {
     workspaces: Workspaces,
     decider: Arc<Decider>,
+    leases: Arc<SessionLeases>,
     limiter: Arc<CallLimiter>,
     watches: Arc<WatchLimiter>,
     space: Arc<Space>,
 }
 
 impl FileService {
-    pub(crate) fn new(workspaces: Workspaces, decider: Arc<Decider>, space: Arc<Space>) -> Self {
-        Self { workspaces, decider, limiter: Arc::default(), watches: Arc::default(), space }
+    pub(crate) fn new(
+        workspaces: Workspaces,
+        decider: Arc<Decider>,
+        leases: Arc<SessionLeases>,
+        space: Arc<Space>,
+    ) -> Self {
+        Self { workspaces, decider, leases, limiter: Arc::default(), watches: Arc::default(), space }
+    }
+
+    /// Lets another worker take a session that the api finds here and this worker does not know.
+    async fn check_known(&self, requested: &HeldSession) -> Result<(), FileError> {
+        let session = requested.session_id.parse().map_err(|_| Reason::NotHeld)?;
+        let released = self.leases.release_unknown(session, LeaseEpoch(requested.lease_epoch)).await;
+        released.map_err(|error| {
+            tracing::warn!(%error, %session, "cannot release a session that this worker does not know");
+            Reason::NotHeld.into()
+        })
     }
 
     /// Refuses to write when the worker is short of space or the tenant at its quota.
@@ -82,6 +99,7 @@ impl FileService {
     /// Admits a call and opens its workspace.
     async fn open(&self, requested: Option<HeldSession>, use_of_files: Use) -> Result<Workspace, FileError> {
         let requested = requested.ok_or(Reason::NotHeld)?;
+        self.check_known(&requested).await?;
         let permit = self.limiter.try_acquire(&requested.tenant_id).ok_or(Reason::Busy)?;
         let use_of_workspace = self.workspaces.enter(&requested, use_of_files).await?;
         let workspaces = self.workspaces.clone();
@@ -90,7 +108,9 @@ impl FileService {
 
     /// Decides about the changes that a session holds.
     async fn decide(&self, request: DecideChangesRequest) -> Result<(), FileError> {
-        let HeldSession { session_id, lease_epoch, .. } = request.session.ok_or(Reason::NotHeld)?;
+        let requested = request.session.ok_or(Reason::NotHeld)?;
+        self.check_known(&requested).await?;
+        let HeldSession { session_id, lease_epoch, .. } = requested;
         let key = request.key_id.parse().map_err(|_| Reason::Impossible)?;
         let decision = ChangesDecision {
             session: session_id.parse().map_err(|_| Reason::NotHeld)?,

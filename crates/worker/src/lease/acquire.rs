@@ -65,7 +65,7 @@ impl SessionLeases {
         }
         let answer = self.acquire_in_store(id, &current, is_new).await;
         let Ok(Some(lease)) = answer else {
-            // A failed call may still have been stored; the poll finds out.
+            // A failed call may still have been stored; the poll or a file call finds out.
             if answer.is_err() {
                 self.sessions.queued.mark(id);
             }
@@ -131,7 +131,7 @@ impl SessionLeases {
                     "cannot open session directory"
                 );
                 let released = self.store.lease_release(id, &lease.token).await;
-                // If that failed, the poll finds the lease in the store and releases it.
+                // If that failed, the poll or a file call finds the lease in the store and releases it.
                 self.sessions.forget(id);
                 self.sessions.queued.mark(id);
                 released.map(|_| None)
@@ -175,6 +175,16 @@ impl SessionLeases {
         epoch: LeaseEpoch,
     ) -> Result<ReleaseOutcome, Error> {
         self.store.lease_release(id, &self.lease.token(current.incarnation, epoch)).await
+    }
+
+    /// Releases the lease of a session that this worker does not know, if the store has it: the answer to
+    /// its acquisition was lost. The poll does this for sessions with runs.
+    pub(crate) async fn release_unknown(&self, id: SessionId, epoch: LeaseEpoch) -> Result<(), Error> {
+        let current = self.lease.current();
+        if current.is_live() && self.sessions.holding(id) == Holding::NotHeld {
+            self.release(&current, id, epoch).await?;
+        }
+        Ok(())
     }
 
     /// Finishes the transactional runs that an earlier holder of the session did not: applies changes
