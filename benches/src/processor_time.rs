@@ -29,13 +29,12 @@ impl ProcessorTime {
         let postmaster = stat(u32::try_from(backend)?)?.parent;
         let server = stat(postmaster)?;
         let backends = all.values().filter(|stat| stat.parent == postmaster).map(|stat| stat.own);
-        let api_pid = cluster.apis[0].process.pid();
-        let worker_pid = cluster.workers.first().map_or(api_pid, |worker| worker.process.pid());
+        let worker_pid = cluster.workers[0].process.pid();
         let worker = stat(worker_pid)?;
         let below = below(&all, worker_pid);
         let mut times = BTreeMap::from([
             ("client", stat(std::process::id())?.own),
-            ("api", stat(api_pid)?.own),
+            ("api", stat(cluster.apis[0].process.pid())?.own),
             ("worker", worker.own),
             ("templates", below.iter().map(|stat| stat.own).sum()),
             (

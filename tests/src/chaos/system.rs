@@ -356,7 +356,7 @@ fn cluster_options() -> ClusterOptions {
         ("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "10".to_owned()),
         ("CODELIA_SANDBOX_CONTAINER_SOCKET", std::env::var(ENGINE_SOCKET).unwrap_or_default()),
     ];
-    ClusterOptions { apis: 0, workers: 0, slots: 6, shared_root: true, one_process: false, settings }
+    ClusterOptions { apis: 0, workers: 0, slots: 6, shared_root: true, settings }
 }
 
 /// The names of the workers and of the apis.

@@ -75,8 +75,8 @@ impl FileService {
         Self { workspaces, decider, leases, limiter: Arc::default(), watches: Arc::default(), space }
     }
 
-    /// Lets another worker take a session that the api finds here and this worker does not know.
-    async fn check_known(&self, requested: &HeldSession) -> Result<(), FileError> {
+    /// Releases the session if only the store knows that this worker holds it.
+    async fn release_unknown(&self, requested: &HeldSession) -> Result<(), FileError> {
         let session = requested.session_id.parse().map_err(|_| Reason::NotHeld)?;
         let released = self.leases.release_unknown(session, LeaseEpoch(requested.lease_epoch)).await;
         released.map_err(|error| {
@@ -99,7 +99,7 @@ impl FileService {
     /// Admits a call and opens its workspace.
     async fn open(&self, requested: Option<HeldSession>, use_of_files: Use) -> Result<Workspace, FileError> {
         let requested = requested.ok_or(Reason::NotHeld)?;
-        self.check_known(&requested).await?;
+        self.release_unknown(&requested).await?;
         let permit = self.limiter.try_acquire(&requested.tenant_id).ok_or(Reason::Busy)?;
         let use_of_workspace = self.workspaces.enter(&requested, use_of_files).await?;
         let workspaces = self.workspaces.clone();
@@ -109,7 +109,7 @@ impl FileService {
     /// Decides about the changes that a session holds.
     async fn decide(&self, request: DecideChangesRequest) -> Result<(), FileError> {
         let requested = request.session.ok_or(Reason::NotHeld)?;
-        self.check_known(&requested).await?;
+        self.release_unknown(&requested).await?;
         let HeldSession { session_id, lease_epoch, .. } = requested;
         let key = request.key_id.parse().map_err(|_| Reason::Impossible)?;
         let decision = ChangesDecision {

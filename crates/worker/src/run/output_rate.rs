@@ -1,5 +1,5 @@
-//! Bounds how fast the output of a command is read: whoever passes on a flood has no processor time
-//! left for other runs.
+//! Limits how fast the output of a command is read. Without it, worker and api spend on one run the
+//! processor time that other runs need.
 
 use std::time::Duration;
 
