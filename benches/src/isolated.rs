@@ -45,9 +45,10 @@ struct Subject {
 /// Measures all rows in turns. The first round is warm-up.
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Report> {
     let shape = ClusterOptions { slots: 8 * cores, ..ClusterOptions::default() };
-    let up = ClusterOptions { one_process: true, ..shape.clone() };
+    let up = ClusterOptions { apis: 0, workers: 0, ..shape.clone() };
     let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
-    let up = Cluster::start_on(Database::on(server).await?, up).await?;
+    let mut up = Cluster::start_on(Database::on(server).await?, up).await?;
+    up.add_up().await?;
     let mut report = Report::default();
     let mut subjects = Vec::new();
     for mode in modes::served(&cluster, &modes::ISOLATING, &mut report).await? {

@@ -28,15 +28,13 @@ pub struct ClusterOptions {
     pub slots: usize,
     /// Whether all workers share one directory of sessions.
     pub shared_root: bool,
-    /// Whether api and worker are one process, `codelia up`. It counts as the api.
-    pub one_process: bool,
     /// Environment variables of every process.
     pub settings: Vec<(&'static str, String)>,
 }
 
 impl Default for ClusterOptions {
     fn default() -> Self {
-        Self { apis: 1, workers: 1, slots: 4, shared_root: false, one_process: false, settings: Vec::new() }
+        Self { apis: 1, workers: 1, slots: 4, shared_root: false, settings: Vec::new() }
     }
 }
 
@@ -111,10 +109,6 @@ impl Cluster {
             database,
             scratch,
         };
-        if cluster.options.one_process {
-            cluster.add_up().await?;
-            return Ok(cluster);
-        }
         for _ in 0..workers {
             cluster.add_worker().await?;
         }
