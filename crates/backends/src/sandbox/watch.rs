@@ -9,7 +9,7 @@ use std::{
 use codelia_policy::{Limit, Plan};
 use codelia_sys::{
     cgroup::CurrentUsage,
-    process::{Tree, TreeRoot},
+    process::{Tree, TreeRoot, thread_cpu_time},
 };
 use codelia_types::Resource;
 use tokio::{
@@ -25,7 +25,8 @@ use crate::{
 /// The interval between two checks.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// A check that takes long is repeated less often: it takes at most one part of this many of a core.
+/// A check of many processes is repeated less often: it takes at most one part of this many of a core.
+/// Its wall time does not count, since processes that leave it no CPU could delay the next check.
 const MAX_LOAD: u32 = 10;
 
 /// The limits to watch. `None` is enforced elsewhere.
@@ -51,6 +52,7 @@ impl WatchedLimits {
     /// What the processes below `tool` use, and the limit that they exceed. Memory of at least
     /// `exact_from` is read exactly.
     fn check(self, tool: TreeRoot, exact_from: u64) -> Result<Checked, codelia_sys::Error> {
+        let began = thread_cpu_time();
         let tree = Tree::read(tool, self.pids.unwrap_or(u64::MAX))?;
         let mut memory_bytes = tree.memory_bytes;
         if self.memory_bytes.is_some() && memory_bytes >= exact_from {
@@ -62,7 +64,8 @@ impl WatchedLimits {
             (KillReason::CpuTime, self.cpu_time.is_some_and(|limit| tree.cpu_time > limit)),
         ];
         let exceeded = exceeded.into_iter().find_map(|(reason, is_exceeded)| is_exceeded.then_some(reason));
-        Ok(Checked { memory_bytes, tasks: tree.tasks, cpu_time: tree.cpu_time, exceeded })
+        let cost = thread_cpu_time().saturating_sub(began);
+        Ok(Checked { memory_bytes, tasks: tree.tasks, cpu_time: tree.cpu_time, exceeded, cost })
     }
 
     /// Reports the watched limits that are near.
@@ -86,6 +89,8 @@ struct Checked {
     tasks: u64,
     cpu_time: Duration,
     exceeded: Option<KillReason>,
+    /// CPU time of the check.
+    cost: Duration,
 }
 
 /// Checks one sandbox from time to time.
@@ -123,18 +128,19 @@ impl Watcher {
             if self.checking.is_none() {
                 sleep_until(self.next).await;
             }
-            let (limits, began, exact_from) = (self.limits, Instant::now(), near.exact_memory_from());
+            let (limits, exact_from) = (self.limits, near.exact_memory_from());
             let check = move || limits.check(tool, exact_from);
             let checking = self.checking.get_or_insert_with(|| spawn_blocking(check));
             let checked = checking.await;
             self.checking = None;
-            self.next = Instant::now() + INTERVAL.max(began.elapsed() * (MAX_LOAD - 1));
+            self.next = Instant::now() + INTERVAL;
             let Ok(Ok(checked)) = checked else {
                 // The tool ended, which its owner sees, or a file could not be opened just now.
                 let error = checked.ok().and_then(Result::err).map(tracing::field::display);
                 tracing::debug!(error, "processes of the sandbox not read");
                 continue;
             };
+            self.next = Instant::now() + INTERVAL.max(checked.cost * (MAX_LOAD - 1));
             self.keep(checked);
             self.limits.check_near(checked, near);
             if let Some(reason) = checked.exceeded {

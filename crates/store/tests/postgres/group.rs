@@ -262,11 +262,16 @@ async fn commit(fixture: &Fixture, run: RunId, lease: &Lease, commit: &RunCommit
 async fn dropped_calls_do_not_affect_others() {
     let fixture = Fixture::new().await;
     let (worker, lease) = leased(&fixture).await;
+    let other = fixture.session().await;
+    fixture.lease(&other, &worker).await.unwrap();
     let ids: Vec<RunId> = (0..20).map(|_| RunId::generate()).collect();
     let insert = |id: &RunId| {
-        let new = NewRun { id: *id, ..new_run(&fixture, lease.session) };
+        // The first one waits for a lock, so that the others cannot be alone.
+        let session = if *id == ids[0] { other.id } else { lease.session };
+        let new = NewRun { id: *id, ..new_run(&fixture, session) };
         Box::pin(fixture.store.run_insert(new, fixture.quotas))
     };
+    let blocker = locked(&fixture, "sessions", other.id).await;
     let mut calls: Vec<_> = ids.iter().map(insert).collect();
     for call in &mut calls {
         assert!(poll!(call).is_pending());
@@ -274,6 +279,7 @@ async fn dropped_calls_do_not_affect_others() {
     // The first one is alone and was sent. The others wait.
     let kept = calls.split_off(10);
     drop(calls);
+    blocker.close().await.unwrap();
     for (answer, id) in join_all(kept).await.iter().zip(&ids[10..]) {
         assert_eq!(recorded(answer), Some(*id));
     }

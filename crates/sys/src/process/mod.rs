@@ -11,6 +11,7 @@ use std::{
     ffi::{CStr, OsString},
     os::{fd::AsFd, unix::ffi::OsStringExt},
     path::PathBuf,
+    time::Duration,
 };
 
 use nix::{
@@ -20,6 +21,7 @@ use nix::{
 use rustix::{
     io::Errno,
     process::{DumpableBehavior, Pid, Signal},
+    time::{ClockId, clock_gettime},
 };
 
 use crate::{Error, fd::last_errno};
@@ -48,6 +50,14 @@ pub fn own_uid() -> u32 {
 #[must_use]
 pub fn own_gid() -> u32 {
     rustix::process::getegid().as_raw()
+}
+
+/// The CPU time that the calling thread has used, without what it waited for.
+#[must_use]
+pub fn thread_cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    // Neither is negative.
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or_default())
 }
 
 /// The CPUs that this process may run on, by the host's numbers.
