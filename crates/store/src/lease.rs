@@ -143,17 +143,29 @@ impl Store {
                 .await?;
         let Some(acquired) = acquired else { return Ok(None) };
         let epoch = LeaseEpoch(acquired.lease_epoch);
-        Ok(Some(Lease {
-            session,
-            tenant: row::parse("sessions.tenant_id", &acquired.tenant_id)?,
-            token: LeaseToken { worker: worker.clone(), incarnation, epoch },
-            spec: acquired.spec.0,
-            has_files: false,
-            held: None,
-            has_queue: acquired.has_queue,
-            retried: 0,
-            lost: 0,
-        }))
+        let token = LeaseToken { worker: worker.clone(), incarnation, epoch };
+        first_lease(session, &acquired.tenant_id, token, acquired.spec.0, acquired.has_queue).map(Some)
+    }
+
+    /// Returns the first lease on an open session, if `lease` is that: for a worker that did not get the
+    /// answer of its acquisition.
+    pub async fn lease_get_first(
+        &self,
+        session: SessionId,
+        lease: &LeaseToken,
+    ) -> Result<Option<Lease>, Error> {
+        let held = sqlx::query!(
+            r#"SELECT tenant_id, spec AS "spec: Json<SessionSpec>" FROM sessions
+               WHERE id = $1 AND lease_worker = $2 AND lease_incarnation = $3 AND lease_epoch = $4
+                 AND lease_epoch = 1 AND state = 'open'"#,
+            session.0,
+            lease.worker.as_str(),
+            lease.incarnation.0,
+            lease.epoch.0,
+        )
+        .fetch_optional(&self.pools.runs)
+        .await?;
+        held.map(|row| first_lease(session, &row.tenant_id, lease.clone(), row.spec.0, true)).transpose()
     }
 
     /// Releases a lease unless a run of the session is running. The session is locked before its
@@ -260,6 +272,27 @@ impl Store {
         tx.commit().await?;
         Ok(SweepReport { sessions, retried, lost })
     }
+}
+
+/// The lease on a session that nobody has held before, so that there is nothing of an earlier holder.
+fn first_lease(
+    session: SessionId,
+    tenant: &str,
+    token: LeaseToken,
+    spec: SessionSpec,
+    has_queue: bool,
+) -> Result<Lease, Error> {
+    Ok(Lease {
+        session,
+        tenant: row::parse("sessions.tenant_id", tenant)?,
+        token,
+        spec,
+        has_files: false,
+        held: None,
+        has_queue,
+        retried: 0,
+        lost: 0,
+    })
 }
 
 /// Whether a command may have been started in the session, or a file call made. What ended before the

@@ -8,7 +8,7 @@ use std::{
 use anyhow::Result;
 use codelia_proto::{duration_to_proto, v1::*};
 use codelia_tests::{Cluster, ClusterOptions, eventually};
-use codelia_types::Mode;
+use codelia_types::{LeaseEpoch, Mode};
 
 use super::workspace::{directory, outcome};
 
@@ -44,14 +44,19 @@ async fn file_call_reaches_session_whose_acquisition_was_not_answered() -> Resul
     let session = client.session().await?;
     client.put(&session.name, "old", "text").await?;
     cluster.workers[0].process.terminate().await?;
+    let new = client.session().await?;
     cluster.restart_worker(0).await?;
-    // The store gives the session to the worker, and the worker does not learn of it.
-    let id = session.session_id.parse()?;
-    let candidates = cluster.store.worker_candidates(id, Mode::Logical).await?;
-    let lease = cluster.store.lease_acquire(id, &candidates[0].id, candidates[0].incarnation).await?;
-    assert!(lease.is_some(), "the control: the store knows the lease");
-    let written = || async { client.put(&session.name, "new", "text").await.ok() };
-    eventually("the worker takes the session", written).await;
+    // The store gives the sessions to the worker, and the worker does not learn of it.
+    for (session, epoch) in [(&session, 2), (&new, 1)] {
+        let id = session.session_id.parse()?;
+        let candidates = cluster.store.worker_candidates(id, Mode::Logical).await?;
+        let lease = cluster.store.lease_acquire(id, &candidates[0].id, candidates[0].incarnation).await?;
+        let epochs = lease.map(|lease| lease.token.epoch);
+        assert_eq!(epochs, Some(LeaseEpoch(epoch)), "the control: the store knows the lease");
+        let written = || async { client.put(&session.name, "new", "text").await.ok() };
+        eventually("the worker takes the session", written).await;
+        assert_eq!(client.get(&session.name, "new").await?, "text");
+    }
     assert_eq!(client.get(&session.name, "old").await?, "text");
     cluster.end().await
 }

@@ -55,9 +55,11 @@ pub(crate) fn check_losses(runs: &[Recorded], log: &FaultLog, renewals: &Renewal
 pub(crate) fn check_exits(observed: &[Observed], runs: &[Recorded], min_share: f64, findings: &mut Findings) {
     let kept: BTreeSet<usize> =
         observed.iter().filter(|run| !run.may_be_canceled).map(|run| run.number).collect();
-    let exited = runs.iter().filter(|run| kept.contains(&run.number) && run.outcome == "exited").count();
-    if (exited as f64) < min_share * kept.len() as f64 {
-        findings.lost.push(format!("{}: {exited} of {}", Findings::FEW_EXITS, kept.len()));
+    let ended = runs.iter().filter(|run| kept.contains(&run.number));
+    let (exited, others): (Vec<_>, Vec<_>) = ended.partition(|run| run.outcome == "exited");
+    if (exited.len() as f64) < min_share * kept.len() as f64 {
+        let (exited, all) = (exited.len(), kept.len());
+        findings.lost.push(format!("{}: {exited} of {all}, not {others:?}", Findings::FEW_EXITS));
     }
 }
 

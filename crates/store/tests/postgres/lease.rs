@@ -6,7 +6,7 @@ use codelia_store::{
     DrainedBy, Error, NewWorker, ReleaseOutcome, RunAdmission, RunState, Session, SessionRef, SweepReport,
 };
 use codelia_tests::eventually;
-use codelia_types::{Incarnation, LostReason, Outcome};
+use codelia_types::{Incarnation, LeaseToken, LostReason, Outcome};
 use futures::future::join_all;
 use sqlx::Connection;
 use uuid::Uuid;
@@ -364,6 +364,25 @@ async fn busy_pool_does_not_delay_lease_connection() {
     let (held, ()) = futures::future::join(held, renewed).await;
     assert!(held.iter().any(Result::is_ok), "the control: the pool worked again once the lock was gone");
     blocker.close().await.unwrap();
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn only_the_holder_gets_the_first_lease_again() {
+    let fixture = Fixture::new().await;
+    let (worker, other) = (fixture.worker("w").await, fixture.worker("v").await);
+    let session = fixture.session().await;
+    let get = async |lease: &LeaseToken| fixture.store.lease_get_first(session.id, lease).await.unwrap();
+    let first = fixture.lease(&session, &worker).await.unwrap();
+    let again = get(&first.token).await.unwrap();
+    assert_eq!((again.token, again.tenant, again.has_files), (first.token.clone(), first.tenant, false));
+    let others = LeaseToken { worker: other.id, incarnation: other.incarnation, ..first.token.clone() };
+    assert!(get(&others).await.is_none(), "another worker holds it");
+    fixture.store.lease_release(session.id, &first.token).await.unwrap();
+    assert!(get(&first.token).await.is_none(), "nobody holds it");
+    let second = fixture.lease(&session, &worker).await.unwrap();
+    assert!(get(&first.token).await.is_none(), "it is held under a later epoch");
+    assert!(get(&second.token).await.is_none(), "an earlier holder may have left files");
     fixture.end().await;
 }
 

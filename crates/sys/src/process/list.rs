@@ -106,9 +106,8 @@ mod tests {
         let below = descendants(root).unwrap();
         let pids: Vec<_> = below.iter().copied().chain([root]).collect();
         // A child may not have executed its program yet; while it does, it has no command line.
-        let has_executed = |process: &ListedProcess| {
-            !process.command.is_empty() && !process.command.starts_with("bash")
-        };
+        let has_executed =
+            |process: &ListedProcess| !process.command.is_empty() && !process.command.starts_with("bash");
         let listed = loop {
             let listed = list(&pids);
             if listed.iter().all(has_executed) {

@@ -75,12 +75,12 @@ impl FileService {
         Self { workspaces, decider, leases, limiter: Arc::default(), watches: Arc::default(), space }
     }
 
-    /// Releases the session if only the store knows that this worker holds it.
-    async fn release_unknown(&self, requested: &HeldSession) -> Result<(), FileError> {
+    /// Takes over or releases the session if only the store knows that this worker holds it.
+    async fn recover_unknown(&self, requested: &HeldSession) -> Result<(), FileError> {
         let session = requested.session_id.parse().map_err(|_| Reason::NotHeld)?;
-        let released = self.leases.release_unknown(session, LeaseEpoch(requested.lease_epoch)).await;
-        released.map_err(|error| {
-            tracing::warn!(%error, %session, "cannot release a session that this worker does not know");
+        let recovered = self.leases.recover_unknown(session, LeaseEpoch(requested.lease_epoch)).await;
+        recovered.map_err(|error| {
+            tracing::warn!(%error, %session, "cannot recover a session that this worker does not know");
             Reason::NotHeld.into()
         })
     }
@@ -99,7 +99,7 @@ impl FileService {
     /// Admits a call and opens its workspace.
     async fn open(&self, requested: Option<HeldSession>, use_of_files: Use) -> Result<Workspace, FileError> {
         let requested = requested.ok_or(Reason::NotHeld)?;
-        self.release_unknown(&requested).await?;
+        self.recover_unknown(&requested).await?;
         let permit = self.limiter.try_acquire(&requested.tenant_id).ok_or(Reason::Busy)?;
         let use_of_workspace = self.workspaces.enter(&requested, use_of_files).await?;
         let workspaces = self.workspaces.clone();
@@ -109,7 +109,7 @@ impl FileService {
     /// Decides about the changes that a session holds.
     async fn decide(&self, request: DecideChangesRequest) -> Result<(), FileError> {
         let requested = request.session.ok_or(Reason::NotHeld)?;
-        self.release_unknown(&requested).await?;
+        self.recover_unknown(&requested).await?;
         let HeldSession { session_id, lease_epoch, .. } = requested;
         let key = request.key_id.parse().map_err(|_| Reason::Impossible)?;
         let decision = ChangesDecision {

@@ -177,14 +177,26 @@ impl SessionLeases {
         self.store.lease_release(id, &self.lease.token(current.incarnation, epoch)).await
     }
 
-    /// Releases the lease of a session that this worker does not know, if the store has it: the answer to
-    /// its acquisition was lost. The poll does this for sessions with runs.
-    pub(crate) async fn release_unknown(&self, id: SessionId, epoch: LeaseEpoch) -> Result<(), Error> {
+    /// Takes over or releases the lease of a session that this worker does not know, if the store has it:
+    /// the answer to its acquisition was lost. The poll does this for sessions with runs.
+    pub(crate) async fn recover_unknown(&self, id: SessionId, epoch: LeaseEpoch) -> Result<(), Error> {
         let current = self.lease.current();
-        if current.is_live() && self.sessions.holding(id) == Holding::NotHeld {
-            self.release(&current, id, epoch).await?;
+        if !current.is_live() || !self.sessions.begin_acquire(id) {
+            return Ok(());
         }
-        Ok(())
+        match self.store.lease_get_first(id, &self.lease.token(current.incarnation, epoch)).await {
+            // The next holder would expect files, since a file call was made, and there are none yet.
+            Ok(Some(lease)) => self.open(&current, lease).await.map(drop),
+            Ok(None) => {
+                let released = self.release(&current, id, epoch).await;
+                self.sessions.forget(id);
+                released.map(drop)
+            }
+            Err(error) => {
+                self.sessions.forget(id);
+                Err(error)
+            }
+        }
     }
 
     /// Finishes the transactional runs that an earlier holder of the session did not: applies changes
