@@ -259,10 +259,15 @@ fn check_run(run: &Recorded, lines: Option<&Vec<Line>>, findings: &mut Findings)
     }
 }
 
+/// Whether the caller of a run, or a fault that cut it off from an attached run, may have canceled it.
+pub(crate) fn may_be_canceled(run: &Recorded, observed: &Observed, log: &FaultLog) -> bool {
+    let is_cut = || run.worker.as_ref().is_some_and(|worker| log.broke_link(worker));
+    observed.may_be_canceled || (observed.is_attached && is_cut())
+}
+
 /// Checks a run against what its caller observed.
 fn check_observed(run: &Recorded, observed: &Observed, log: &FaultLog, findings: &mut Findings) {
-    let is_cut = || observed.is_attached && run.worker.as_ref().is_some_and(|worker| log.broke_link(worker));
-    if run.outcome == "canceled" && !observed.may_be_canceled && !is_cut() {
+    if run.outcome == "canceled" && !may_be_canceled(run, observed, log) {
         findings.lost.push(format!("canceled without a request: {run:?}"));
     }
     if run.ran_to_end() && observed.printed.as_ref().is_some_and(|printed| *printed != run.output) {

@@ -1,10 +1,10 @@
 //! Checks of what runs print and of how many exit.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use super::{
     Findings,
-    checks::Recorded,
+    checks::{Recorded, may_be_canceled},
     fault_log::{FaultLog, Renewals, worker_index},
     load::{Observed, expected_lines},
 };
@@ -52,14 +52,23 @@ pub(crate) fn check_losses(runs: &[Recorded], log: &FaultLog, renewals: &Renewal
 }
 
 /// Checks that enough of the runs exited that nobody may have canceled.
-pub(crate) fn check_exits(observed: &[Observed], runs: &[Recorded], min_share: f64, findings: &mut Findings) {
-    let kept: BTreeSet<usize> =
-        observed.iter().filter(|run| !run.may_be_canceled).map(|run| run.number).collect();
-    let ended = runs.iter().filter(|run| kept.contains(&run.number));
-    let (exited, others): (Vec<_>, Vec<_>) = ended.partition(|run| run.outcome == "exited");
-    if (exited.len() as f64) < min_share * kept.len() as f64 {
-        let (exited, all) = (exited.len(), kept.len());
-        findings.lost.push(format!("{}: {exited} of {all}, not {others:?}", Findings::FEW_EXITS));
+pub(crate) fn check_exits(
+    observed: &[Observed],
+    runs: &[Recorded],
+    min_share: f64,
+    log: &FaultLog,
+    findings: &mut Findings,
+) {
+    let kept: BTreeMap<usize, &Observed> =
+        observed.iter().filter(|run| !run.may_be_canceled).map(|run| (run.number, run)).collect();
+    let (exited, others): (Vec<_>, Vec<_>) =
+        runs.iter().filter(|run| kept.contains_key(&run.number)).partition(|run| run.outcome == "exited");
+    let is_cut = |run: &&&Recorded| run.outcome == "canceled" && may_be_canceled(run, kept[&run.number], log);
+    let cut = others.iter().filter(is_cut);
+    let kept = kept.len() - cut.count();
+    if (exited.len() as f64) < min_share * kept as f64 {
+        let exited = exited.len();
+        findings.lost.push(format!("{}: {exited} of {kept}, not {others:?}", Findings::FEW_EXITS));
     }
 }
 
@@ -68,7 +77,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::chaos::{load::Output, watcher::Watched};
+    use crate::chaos::{Fault, fault_log::FaultRecord, load::Output, plan::FaultEvent, watcher::Watched};
 
     fn run(outcome: &str, output: &str) -> Recorded {
         let output = Output(output.as_bytes().to_vec());
@@ -128,7 +137,16 @@ mod tests {
         let log = FaultLog::default();
         assert_eq!(found(|findings| check_losses(&[lost], &log, &renewals, findings)), 1);
         let observed = [Observed { number: 7, ..Observed::default() }];
-        let exits = |outcome| found(|findings| check_exits(&observed, &[run(outcome, "")], 1.0, findings));
-        assert_eq!((exits("exited"), exits("lost")), (0, 1));
+        let exits =
+            |outcome| found(|findings| check_exits(&observed, &[run(outcome, "")], 1.0, &log, findings));
+        assert_eq!((exits("exited"), exits("lost"), exits("canceled")), (0, 1, 1));
+        let event = FaultEvent { fault: Fault::HalfOpen, target: 1 };
+        let log = FaultLog { records: vec![FaultRecord { event, began: 0.0, ended: 1.0 }], ..log };
+        let observed = [Observed { number: 7, is_attached: true, ..Observed::default() }];
+        let exits = |outcome| {
+            let run = Recorded { worker: Some("worker-1".into()), ..run(outcome, "") };
+            found(|findings| check_exits(&observed, &[run], 1.0, &log, findings))
+        };
+        assert_eq!((exits("canceled"), exits("lost")), (0, 1), "its caller was cut off");
     }
 }

@@ -272,7 +272,7 @@ async fn recover(
     let all: Vec<&Observed> = observed.runs.iter().chain(short).collect();
     checks::check_runs(&all, &runs, &lines, system, findings);
     content::check_losses(&runs, &system.log, &renewals, findings);
-    content::check_exits(&observed.runs, &runs, options.min_exits, findings);
+    content::check_exits(&observed.runs, &runs, options.min_exits, &system.log, findings);
     short_sessions::check_ends(&observed.short, &ends, findings);
     check_calls(system, observed, sessions, options, findings).await?;
     Ok(checks::count_outcomes(&runs))
