@@ -77,6 +77,28 @@ async fn begun(cluster: &Cluster) {
 }
 
 #[tokio::test]
+async fn api_exits_while_database_does_not_answer() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let server = LocalPostgres::start(&scratch.join("postgres")).await?;
+    let shape = ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() };
+    let mut cluster = Cluster::start_on(Database::on(&server).await?, shape).await?;
+    let proxy = Proxy::start(&scratch.join("postgres"), &[])?;
+    let url = format!("postgres://codelia@127.0.0.1:{}/{}", proxy.port(), cluster.database.name());
+    cluster.add_api_with(&[("CODELIA_DATABASE_URL", &url)]).await?;
+    let client = cluster.tenant("a").await?;
+    let session = client.session().await?;
+    proxy.set(ProxyMode::Stalled);
+    let unanswered = tokio::time::timeout(Duration::from_secs(1), client.get_session(&session.name)).await;
+    assert!(unanswered.is_err(), "the control: {unanswered:?}");
+    let api = &mut cluster.apis[0].process;
+    assert!(api.terminate().await?.success());
+    assert!(api.read_log().contains("connections are dropped"), "{}", api.read_log());
+    cluster.end().await?;
+    server.stop().await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn result_is_committed_after_database_outage() -> Result<()> {
     let outage = Outage::new(4).await?;
     let session = outage.client.session().await?;

@@ -37,13 +37,14 @@ mod upkeep;
 mod volume;
 mod worker;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use audit::AuditLog;
 use group::{Group, Writer};
 use objects::Objects;
 use pools::Pools;
 use run::{CommitCall, InsertCall, KnownSettings};
+use tokio::time::timeout;
 
 pub use alert::Alert;
 pub use approval::{
@@ -92,6 +93,9 @@ pub use volume::{
     VolumeNotDeleted, VolumesMounted,
 };
 pub use worker::{DiskSpace, DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
+
+/// How long [`Store::close`] waits for the server.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A handle on the database. Cheap to clone.
 ///
@@ -176,14 +180,20 @@ impl Store {
         Ok(())
     }
 
-    /// Covers what this process added to the audit by a checkpoint, and closes all connections.
+    /// Covers what this process added to the audit by a checkpoint, and closes all connections. Those that
+    /// the server does not answer are dropped.
     pub async fn close(&self) {
-        if let Err(error) = self.audit_checkpoint().await {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "last events of the audit have no checkpoint"
-            );
+        let close = async {
+            if let Err(error) = self.audit_checkpoint().await {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "last events of the audit have no checkpoint"
+                );
+            }
+            self.pools.close().await;
+        };
+        if timeout(CLOSE_TIMEOUT, close).await.is_err() {
+            tracing::warn!("the database does not answer, its connections are dropped");
         }
-        self.pools.close().await;
     }
 }
