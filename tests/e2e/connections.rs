@@ -365,3 +365,18 @@ async fn wrong_keys_cost_few_queries() -> Result<()> {
     assert_eq!(try_wrong_keys(&other, &unlimited, 200).await?.0, 200);
     cluster.end().await
 }
+
+#[tokio::test]
+async fn many_calls_with_a_new_key_do_not_count_as_wrong_keys() -> Result<()> {
+    let settings = with_settings(&[("CODELIA_API_FAILED_KEYS_PER_MINUTE", "5")]);
+    let cluster = Cluster::start_with(settings).await?;
+    let client = cluster.tenant("a").await?;
+    let calls = (0..50).map(|_| client.get_session("sessions/x"));
+    for answer in futures::future::join_all(calls).await {
+        assert_eq!(answer.expect_err("no such session").code(), Code::NotFound);
+    }
+    let wrong = client.with_secret(&format!("cdl_{:0>43}", 0))?;
+    let refused = wrong.get_session("sessions/x").await.expect_err("a wrong key");
+    assert_eq!(refusal(&refused).reason, "KEY_INVALID", "all tokens are left");
+    cluster.end().await
+}

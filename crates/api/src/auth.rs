@@ -7,17 +7,18 @@ use std::{
     fmt,
     sync::Arc,
     task::{Context as Poller, Poll},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use codelia_policy::IsolationLevel;
 use codelia_server::{Source, hold_until_end};
 use codelia_store::{Caller, FoundKey, KeyStanding, KeyVersion, Scope, Store};
-use codelia_telemetry::metrics;
+use codelia_telemetry::{metrics, task};
 use codelia_types::TenantId;
 use futures::future::BoxFuture;
 use http::{HeaderMap, Request, Response, header::AUTHORIZATION};
 use sha2::{Digest, Sha256};
+use tokio::time::timeout;
 use tonic::{Extensions, Status, body::Body};
 use tower::{Layer, Service};
 
@@ -25,7 +26,7 @@ use crate::{
     access_log::CallTenant,
     calls_in_flight::{CallPermit, CallsInFlight},
     descriptors::Descriptors,
-    key_guard::KeyGuard,
+    key_guard::{KeyGuard, Lookup},
     key_uses::KeyUses,
     known_keys::KnownKeys,
     message::{LimitedBody, MessageRules, RequestRules},
@@ -38,6 +39,8 @@ use crate::{
 
 const PREFIX: &str = "cdl_";
 const ENCODED_LEN: usize = 43;
+/// How long a key is looked up.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Methods of the admin service that an admin of a tenant may not use.
 const OPERATOR_METHODS: [&str; 8] = [
     "CreateTenant",
@@ -286,19 +289,44 @@ impl AuthLayer {
         let hash = request.key_hash.ok_or(ApiError::Unauthenticated)?;
         // Until it is found to be valid again.
         self.known_keys.remove(&hash);
+        let turn = timeout(LOOKUP_TIMEOUT, self.keys.turn(hash)).await.map_err(|_| unanswered())?;
         let lookup = self.keys.begin(hash, request.source, Instant::now())?;
+        if !lookup.is_paid() {
+            drop(turn);
+            return self.look_up(hash, lookup).await;
+        }
+        // In a task: the token of a caller that gives up would be lost, although its key may be valid.
+        let this = self.clone();
+        let looked_up = async move {
+            let found = this.look_up(hash, lookup).await;
+            drop(turn);
+            found
+        };
+        let looked_up = task::background("key lookup", looked_up).await;
+        looked_up.map_err(|panic| ApiError::Internal { detail: panic.to_string() }).flatten()
+    }
+
+    async fn look_up(&self, hash: [u8; 32], lookup: Lookup) -> Result<FoundKey, ApiError> {
         metrics().key_lookup();
-        match self.store.key_authenticate(&hash).await {
-            Ok(found) => {
+        match timeout(LOOKUP_TIMEOUT, self.store.key_authenticate(&hash)).await {
+            Ok(Ok(found)) => {
                 self.keys.end(lookup, found.is_some(), Instant::now());
                 found.ok_or(ApiError::Unauthenticated)
             }
-            Err(error) => {
+            Ok(Err(error)) => {
                 self.keys.undo(&lookup, Instant::now());
                 Err(error.into())
             }
+            Err(_) => {
+                self.keys.undo(&lookup, Instant::now());
+                Err(unanswered())
+            }
         }
     }
+}
+
+fn unanswered() -> ApiError {
+    ApiError::Unavailable { detail: "the database does not answer".to_owned() }
 }
 
 /// A caller that a layer admitted.

@@ -2,15 +2,18 @@
 //!
 //! A key that was valid before is always looked up. A key that was wrong a moment ago is refused
 //! without a query. Any other key takes a token of its source, which it gets back if it is valid: so
-//! a source with too many wrong keys cannot lock out a key that this server knows.
+//! a source with too many wrong keys cannot lock out a key that this server knows. Concurrent calls
+//! with such a key take turns, so that the many calls that follow a restart take one token.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
 use codelia_server::Source;
 use codelia_store::RecentMap;
+use tokio::sync;
 
 use crate::status::ApiError;
 
@@ -35,7 +38,12 @@ struct State {
     valid: RecentMap<KeyHash, ()>,
     wrong: RecentMap<KeyHash, Instant>,
     sources: RecentMap<Source, Tokens>,
+    /// Who looks up a key that is not known to be valid.
+    turns: HashMap<KeyHash, Weak<sync::Mutex<()>>>,
 }
+
+/// The only lookup of a key that is not known to be valid, until it is dropped.
+pub(crate) type KeyTurn = sync::OwnedMutexGuard<()>;
 
 /// How many more wrong keys a source may send. A rate limiter of `governor` cannot return a token.
 #[derive(Debug, Clone, Copy)]
@@ -52,14 +60,40 @@ pub(crate) struct Lookup {
     paid_by: Option<Source>,
 }
 
+impl Lookup {
+    /// Whether it cost a token.
+    pub(crate) fn is_paid(&self) -> bool {
+        self.paid_by.is_some()
+    }
+}
+
 impl KeyGuard {
     pub(crate) fn new(per_minute: u32) -> Self {
         let state = State {
             valid: RecentMap::new(CAPACITY),
             wrong: RecentMap::new(CAPACITY),
             sources: RecentMap::new(CAPACITY),
+            turns: HashMap::new(),
         };
         Self { per_minute, state: Mutex::new(state) }
+    }
+
+    /// Waits until no other call looks up this key; `None` if calls with it need not take turns.
+    pub(crate) async fn turn(&self, hash: KeyHash) -> Option<KeyTurn> {
+        let turn = {
+            let mut state = self.lock();
+            if state.valid.get(&hash).is_some() || self.per_minute == 0 {
+                return None;
+            }
+            let waiting = state.turns.get(&hash).and_then(Weak::upgrade);
+            waiting.unwrap_or_else(|| {
+                state.turns.retain(|_, turn| turn.strong_count() > 0);
+                let turn = Arc::default();
+                state.turns.insert(hash, Arc::downgrade(&turn));
+                turn
+            })
+        };
+        Some(turn.lock_owned().await)
     }
 
     /// Permits a lookup, or says why there is none.
@@ -177,6 +211,21 @@ mod tests {
         assert_eq!(try_key(&guard, 5, true, HERE), Ok(()), "known");
         assert_eq!(try_key(&guard, 5, false, HERE), Ok(()), "revoked: the store says so");
         assert_eq!(try_key(&guard, 5, false, HERE), Err(ApiError::Unauthenticated));
+    }
+
+    #[tokio::test]
+    async fn calls_with_an_unknown_key_take_turns() {
+        let guard = KeyGuard::new(1);
+        let first = guard.turn([1; 32]).await;
+        let mut second = std::pin::pin!(guard.turn([1; 32]));
+        assert!(futures::poll!(&mut second).is_pending());
+        assert!(guard.turn([2; 32]).await.is_some(), "another key does not wait");
+        assert_eq!(try_key(&guard, 1, true, HERE), Ok(()));
+        drop(first);
+        assert!(second.await.is_some());
+        assert!(guard.turn([1; 32]).await.is_none(), "it is known now");
+        guard.turn([3; 32]).await;
+        assert_eq!(guard.lock().turns.len(), 1, "those that ended are forgotten");
     }
 
     #[test]
