@@ -99,8 +99,7 @@ async fn post(client: &Client, webhook: &Webhook, alert: &Alert) -> Result<(), S
 fn signature(secret: &[u8], at: i64, body: &str) -> String {
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
     let tag = hmac::sign(&key, format!("{at}.{body}").as_bytes());
-    let digits: String = tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256={digits}")
+    format!("sha256={}", hex::encode(tag))
 }
 
 #[cfg(test)]

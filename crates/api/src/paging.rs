@@ -79,7 +79,7 @@ fn list_id<R: ListRequest>(tenant: &TenantId, mut list: R) -> String {
         hash.update(part.len().to_be_bytes());
         hash.update(part);
     }
-    hex(&hash.finalize()[..LIST_ID_BYTES])
+    hex::encode(&hash.finalize()[..LIST_ID_BYTES])
 }
 
 /// The page that a caller requests, and the messages on it so far.
@@ -162,15 +162,11 @@ impl<Id: FromStr + Display, M: Message> Page<Id, M> {
     /// Returns the messages and the token of the next page; empty on the last page.
     pub(crate) fn finish(self) -> (Vec<M>, String) {
         let token = match (self.end, &self.after) {
-            (Some(End::Full), Some(last)) => format!("{}{}", self.list, hex(last.to_string().as_bytes())),
+            (Some(End::Full), Some(last)) => format!("{}{}", self.list, hex::encode(last.to_string())),
             _ => String::new(),
         };
         (self.messages, token)
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The id in a token, which must be of this list.
@@ -190,14 +186,7 @@ fn decode_token<Id: FromStr>(list: &str, token: &str) -> Result<Option<Id>, ApiE
 }
 
 fn unhex(token: &str) -> Option<String> {
-    if !token.is_ascii() || !token.len().is_multiple_of(2) {
-        return None;
-    }
-    let bytes: Option<Vec<u8>> = (0..token.len())
-        .step_by(2)
-        .map(|at| token.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok()))
-        .collect();
-    String::from_utf8(bytes?).ok()
+    String::from_utf8(hex::decode(token).ok()?).ok()
 }
 
 #[cfg(test)]
@@ -292,7 +281,7 @@ mod tests {
             Page::<TenantId, String>::parse(tenant, request)
         };
         let list = parse(&one, &runs("sessions/x", 1, "")).unwrap().list;
-        let token = format!("{list}{}", hex(b"z"));
+        let token = format!("{list}{}", hex::encode(b"z"));
         assert!(parse(&one, &runs("sessions/x", 1, &token)).unwrap().after.is_some());
         for (tenant, request) in [
             (&one, runs("sessions/y", 1, &token)),

@@ -53,14 +53,8 @@ impl SecretKey {
     /// # Errors
     /// [`SecretError::Malformed`].
     pub fn parse(text: &str) -> Result<Self, SecretError> {
-        let text = text.trim_ascii();
         let mut bytes = [0; KEY_LEN];
-        if text.len() != KEY_LEN * 2 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(SecretError::Malformed);
-        }
-        for (byte, at) in bytes.iter_mut().zip((0..).step_by(2)) {
-            *byte = u8::from_str_radix(&text[at..at + 2], 16).map_err(|_| SecretError::Malformed)?;
-        }
+        hex::decode_to_slice(text.trim_ascii(), &mut bytes).map_err(|_| SecretError::Malformed)?;
         let root = Prk::new_less_safe(HKDF_SHA256, &bytes);
         let mut id = [0; KEY_ID_LEN];
         id.copy_from_slice(&hmac::sign(&mac_key(&root)?, b"key id").as_ref()[..KEY_ID_LEN]);
@@ -74,7 +68,7 @@ impl SecretKey {
     pub fn generate() -> Result<String, SecretError> {
         let mut bytes = [0; KEY_LEN];
         SystemRandom::new().fill(&mut bytes).map_err(|_| SecretError::Cipher)?;
-        Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(hex::encode(bytes))
     }
 
     /// Encrypts the variables of a run.

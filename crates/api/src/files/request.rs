@@ -164,7 +164,7 @@ pub(crate) struct NameCursor(pub(crate) Vec<u8>);
 
 impl fmt::Display for NameCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&hex::encode(&self.0))
     }
 }
 
@@ -172,13 +172,11 @@ impl FromStr for NameCursor {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let is_hex = text.len().is_multiple_of(2) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         // The worker enters no directory with a longer path.
-        if !is_hex || text.len() > 2 * (MAX_PATH + 1 + MAX_COMPONENT) {
+        if text.len() > 2 * (MAX_PATH + 1 + MAX_COMPONENT) {
             return Err(());
         }
-        let pair = |at| text.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
-        (0..text.len()).step_by(2).map(pair).collect::<Option<_>>().map(Self).ok_or(())
+        hex::decode(text).map(Self).map_err(drop)
     }
 }
 

@@ -22,9 +22,8 @@ const SECRET_STARTS: [&str; 10] =
 pub(crate) fn command_detail(spec: &RunSpec) -> Value {
     let mut hash = Hasher::new("codelia command 1");
     spec.command.argv.iter().for_each(|argument| hash.bytes(argument.as_bytes()));
-    let hash: String = hash.finish().iter().map(|byte| format!("{byte:02x}")).collect();
     let mut detail = json!({
-        "command_sha256": hash,
+        "command_sha256": hex::encode(hash.finish()),
         "command_preview": preview(&spec.command.argv),
         "mode": spec.mode.as_str(),
     });

@@ -37,8 +37,7 @@ impl Drop for Registration {
 pub(crate) fn register(config: &Config, data_dir: &Path) -> Result<Registration> {
     let directory = directory(config).context("instances_dir is not set, and neither is HOME")?;
     let hash = codelia_api::hash_secret(&data_dir.to_string_lossy());
-    let name: String = hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-    let path = directory.join(name);
+    let path = directory.join(hex::encode(&hash[..8]));
     let write = || {
         DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
         std::fs::write(&path, data_dir.as_os_str().as_bytes())

@@ -359,7 +359,7 @@ async fn end_stored_decision(store: &Store) -> Result<()> {
 /// Returns a worker id that is unique to the host and data directory.
 fn worker_id(data_dir: &DataDir) -> String {
     let hash = codelia_api::hash_secret(&data_dir.path().display().to_string());
-    format!("{}-{:02x}{:02x}{:02x}", options::host_id(), hash[0], hash[1], hash[2])
+    format!("{}-{}", options::host_id(), hex::encode(&hash[..3]))
 }
 
 /// Replaces default ports that are in use by free ones. Configured ports stay as they are.
