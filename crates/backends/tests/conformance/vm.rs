@@ -230,11 +230,12 @@ impl Emulator {
                 }
             }
         });
-        let (deadline, mut console) = (Instant::now() + TIMEOUT, String::new());
+        let (booted, mut console) = (Instant::now(), String::new());
+        let deadline = booted + TIMEOUT;
         loop {
             match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
-                    println!("{line}");
+                    println!("{:>4} s  {line}", booted.elapsed().as_secs());
                     console = console + &line + "\n";
                 }
                 Err(mpsc::RecvTimeoutError::Disconnected) => return console,
