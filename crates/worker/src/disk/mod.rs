@@ -23,7 +23,10 @@ use std::{
     collections::HashMap,
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -84,6 +87,8 @@ pub(crate) struct Disk {
     /// `None` if directories are scanned.
     quota: Option<Arc<dyn Quota>>,
     accounts: Mutex<HashMap<SessionId, Account>>,
+    /// Rises with each change of what [`Disk::usages`] returns.
+    version: AtomicU64,
     /// There may be something to measure.
     changed: Notify,
     /// A measurement has ended, or a session is forgotten.
@@ -94,7 +99,14 @@ impl Disk {
     /// `root` is the session root. Without a quota of the kernel, directories are scanned.
     pub(crate) fn new(root: &Path, quota: Option<Arc<dyn Quota>>) -> Self {
         let sessions = root.join("sessions");
-        Self { sessions, quota, accounts: Mutex::default(), changed: Notify::new(), ended: Condvar::new() }
+        Self {
+            sessions,
+            quota,
+            accounts: Mutex::default(),
+            version: AtomicU64::new(0),
+            changed: Notify::new(),
+            ended: Condvar::new(),
+        }
     }
 
     /// What limits most sessions here. Some may be scanned although there is a quota.
@@ -118,6 +130,7 @@ impl Disk {
         }
         self.lock().insert(session, Account::new(target, quota, limits));
         self.measure_briefly(session);
+        self.usages_changed();
         self.changed.notify_one();
         Ok(())
     }
@@ -147,6 +160,7 @@ impl Disk {
         if let Some(account) = account {
             account.forget();
         }
+        self.usages_changed();
         self.ended.notify_all();
     }
 
@@ -154,7 +168,18 @@ impl Disk {
     pub(crate) fn detach_all(&self) {
         let accounts = std::mem::take(&mut *self.lock());
         accounts.into_values().for_each(Account::forget);
+        self.usages_changed();
         self.ended.notify_all();
+    }
+
+    /// As long as this stays the same, [`Disk::usages`] does, too.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// After the change.
+    fn usages_changed(&self) {
+        self.version.fetch_add(1, Ordering::Release);
     }
 
     /// The last known usage of all sessions that were measured.
@@ -332,6 +357,7 @@ impl Disk {
         if let Some(account) = self.lock().get_mut(&session) {
             account.measured(found, cost, Instant::now());
         }
+        self.usages_changed();
         self.ended.notify_all();
     }
 

@@ -47,6 +47,8 @@ pub(crate) struct Memory {
     /// Tenants at their quota.
     full: HashSet<TenantId>,
     space: Option<(DiskSpace, Instant)>,
+    /// The version of the usages of which the store has all.
+    reported: Option<u64>,
 }
 
 /// What a held session uses.
@@ -62,12 +64,21 @@ impl DiskReporter {
         if !current.is_live() {
             return Ok(());
         }
-        let held = self.held();
+        // With many idle sessions even the comparison costs.
+        let version = self.disk.version();
+        if self.lock().reported == Some(version) {
+            return Ok(());
+        }
+        let usages = self.disk.usages();
+        let measured = usages.len();
+        let held = self.held(usages);
         let sum = |of: fn(&DiskUsage) -> u64| held.iter().map(|held| of(&held.report.usage)).sum();
         metrics().disk_used(sum(|usage| usage.bytes), sum(|usage| usage.inodes));
         let (changed, tenants) = self.changed(&held);
         if changed.is_empty() && tenants.is_empty() {
             self.space.set_full(HashSet::new());
+            // Others are about to be held, or released.
+            self.lock().reported = (held.len() == measured).then_some(version);
             return Ok(());
         }
         let worker = self.lease.worker();
@@ -77,9 +88,9 @@ impl DiskReporter {
         Ok(())
     }
 
-    /// The sessions that this worker holds and that were measured.
-    fn held(&self) -> Vec<Held> {
-        let held = self.disk.usages().into_iter().filter_map(|(session, usage, limits)| {
+    /// The measured sessions that this worker holds.
+    fn held(&self, usages: Vec<(SessionId, DiskUsage, DiskLimits)>) -> Vec<Held> {
+        let held = usages.into_iter().filter_map(|(session, usage, limits)| {
             let (tenant, epoch) = self.sessions.tenant_and_epoch(session)?;
             let mechanism = self.disk.mechanism_of(session)?;
             Some(Held { report: DiskReport { session, epoch, mechanism, usage, limits }, tenant })
