@@ -4,7 +4,7 @@ use std::{collections::HashSet, io, sync::Arc};
 
 use codelia_policy::Ids;
 use codelia_store::{ChangesDecision, Error, HeldChanges, Lease, ReleaseOutcome, Store};
-use codelia_telemetry::metrics;
+use codelia_telemetry::{metrics, task};
 use codelia_types::{ChangesState, LeaseEpoch, LostReason, RunId, SessionId};
 use futures::{TryStreamExt, stream};
 use tokio::time::Instant;
@@ -179,7 +179,22 @@ impl SessionLeases {
 
     /// Takes over or releases the lease of a session that this worker does not know, if the store has it:
     /// the answer to its acquisition was lost. The poll does this for sessions with runs.
-    pub(crate) async fn recover_unknown(&self, id: SessionId, epoch: LeaseEpoch) -> Result<(), Error> {
+    pub(crate) async fn recover_unknown(
+        self: &Arc<Self>,
+        id: SessionId,
+        epoch: LeaseEpoch,
+    ) -> Result<(), Error> {
+        if self.sessions.holding(id) != Holding::NotHeld {
+            return Ok(());
+        }
+        let this = self.clone();
+        // In a task: a caller that gives up must not leave the session marked as being acquired.
+        let recover = async move { this.take_over_or_release(id, epoch).await };
+        // After a panic, which is logged, the session is not held.
+        task::background("session recovery", recover).await.unwrap_or(Ok(()))
+    }
+
+    async fn take_over_or_release(&self, id: SessionId, epoch: LeaseEpoch) -> Result<(), Error> {
         let current = self.lease.current();
         if !current.is_live() || !self.sessions.begin_acquire(id) {
             return Ok(());
