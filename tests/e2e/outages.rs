@@ -17,6 +17,17 @@ use tonic::Code;
 
 use crate::service::{free_address, http_get};
 
+/// An installation, a proxy in front of its database, and the URL that leads through the proxy. The server
+/// and its directory come last.
+async fn with_proxy(shape: ClusterOptions) -> Result<(Cluster, Proxy, String, LocalPostgres, Scratch)> {
+    let scratch = Scratch::new()?;
+    let server = LocalPostgres::start(&scratch.join("postgres")).await?;
+    let cluster = Cluster::start_on(Database::on(&server).await?, shape).await?;
+    let proxy = Proxy::start(&scratch.join("postgres"), &[])?;
+    let url = format!("postgres://codelia@127.0.0.1:{}/{}", proxy.port(), cluster.database.name());
+    Ok((cluster, proxy, url, server, scratch))
+}
+
 /// An installation whose worker reaches the database through a proxy.
 struct Outage {
     cluster: Cluster,
@@ -28,12 +39,8 @@ struct Outage {
 
 impl Outage {
     async fn new(slots: usize) -> Result<Self> {
-        let scratch = Scratch::new()?;
-        let server = LocalPostgres::start(&scratch.join("postgres")).await?;
         let shape = ClusterOptions { workers: 0, slots, ..ClusterOptions::default() };
-        let mut cluster = Cluster::start_on(Database::on(&server).await?, shape).await?;
-        let proxy = Proxy::start(&scratch.join("postgres"), &[])?;
-        let url = format!("postgres://codelia@127.0.0.1:{}/{}", proxy.port(), cluster.database.name());
+        let (mut cluster, proxy, url, server, scratch) = with_proxy(shape).await?;
         cluster.add_worker_with(&[("CODELIA_DATABASE_URL", &url)]).await?;
         let client = cluster.tenant("a").await?;
         Ok(Self { cluster, client, proxy, server, scratch })
@@ -78,12 +85,8 @@ async fn begun(cluster: &Cluster) {
 
 #[tokio::test]
 async fn api_exits_while_database_does_not_answer() -> Result<()> {
-    let scratch = Scratch::new()?;
-    let server = LocalPostgres::start(&scratch.join("postgres")).await?;
     let shape = ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() };
-    let mut cluster = Cluster::start_on(Database::on(&server).await?, shape).await?;
-    let proxy = Proxy::start(&scratch.join("postgres"), &[])?;
-    let url = format!("postgres://codelia@127.0.0.1:{}/{}", proxy.port(), cluster.database.name());
+    let (mut cluster, proxy, url, server, _scratch) = with_proxy(shape).await?;
     cluster.add_api_with(&[("CODELIA_DATABASE_URL", &url)]).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -276,12 +279,8 @@ async fn commands_of_paused_worker_die_before_session_moves() -> Result<()> {
 
 #[tokio::test]
 async fn database_outage_makes_worker_unready_but_live() -> Result<()> {
-    let scratch = Scratch::new()?;
-    let server = LocalPostgres::start(&scratch.join("postgres")).await?;
     let shape = ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() };
-    let mut cluster = Cluster::start_on(Database::on(&server).await?, shape).await?;
-    let proxy = Proxy::start(&scratch.join("postgres"), &[])?;
-    let url = format!("postgres://codelia@127.0.0.1:{}/{}", proxy.port(), cluster.database.name());
+    let (mut cluster, proxy, url, server, scratch) = with_proxy(shape).await?;
     let probes = free_address().await?;
     let settings = [("CODELIA_DATABASE_URL", url.as_str()), ("CODELIA_METRICS_LISTEN", probes.as_str())];
     cluster.add_worker_with(&settings).await?;
