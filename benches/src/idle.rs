@@ -14,7 +14,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use rustix::process::Signal;
 
 use crate::{
-    database::fill,
+    database::{fill, statement_counts::CountStart},
     modes,
     processor_time::{ProcessorTime, Stolen},
     report::Report,
@@ -25,7 +25,7 @@ const SESSIONS: usize = 10_000;
 const CONCURRENT: usize = 32;
 /// The promised limit of worker memory per idle session.
 const MAX_BYTES: u64 = 1 << 20;
-/// How long statements are counted.
+/// How long statements and processor time are counted.
 const COUNT_WINDOW: Duration = Duration::from_secs(30);
 /// Ended runs in the database.
 const RUNS: u64 = 1_000_000;
@@ -33,10 +33,8 @@ const RUNS: u64 = 1_000_000;
 const MAX_SHARE: f64 = 0.01;
 /// The default of `worker.poll_interval_ms`; the workers of tests poll more often.
 const POLL_INTERVAL_MS: &str = "500";
-/// Delay until the database has counted earlier statements.
-const STATISTICS_DELAY: Duration = Duration::from_secs(15);
-
-const TRANSACTIONS: &str = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
+/// Delay until earlier work of the database is done.
+const SETTLE_DELAY: Duration = Duration::from_secs(15);
 
 /// Fills the history, creates the sessions, measures the processes, kills the worker, and waits until
 /// its successor serves a session.
@@ -100,17 +98,17 @@ async fn note_idle(report: &mut Report, cluster: &Cluster, when: &str) -> Result
     for statement in ["VACUUM ANALYZE", "CHECKPOINT"] {
         cluster.database.execute(statement).await?;
     }
-    tokio::time::sleep(STATISTICS_DELAY).await;
-    let (before, statements) =
-        (ProcessorTime::of(cluster).await?, cluster.database.number(TRANSACTIONS).await?);
+    tokio::time::sleep(SETTLE_DELAY).await;
+    let counted = CountStart::now(&cluster.database).await?;
+    let before = ProcessorTime::of(cluster).await?;
     let stolen_before = Stolen::read()?;
     tokio::time::sleep(COUNT_WINDOW).await;
     let stolen = Stolen::read()?.share_since(&stolen_before);
     let used = ProcessorTime::of(cluster).await?.since(&before);
-    let done = cluster.database.number(TRANSACTIONS).await? - statements;
-    #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-    let done = done as f64 / COUNT_WINDOW.as_secs_f64();
-    report.note(&format!("{done:.1} statements a second with {when}"));
+    report.note(&format!("the database, in a second with {when}:"));
+    for line in counted.end(&cluster.database).await?.lines(COUNT_WINDOW.as_secs_f64()) {
+        report.note(&line);
+    }
     // Time that the machine's host takes counts as the process's own.
     report.note(&format!("the machine's host took {:.0} % of the processor time", stolen * 100.0));
     for process in ["api", "worker", "Postgres"] {

@@ -115,7 +115,12 @@ impl Bench {
             "scrape" => scrape::measure(server, cores).await?,
             "peers" => peers::measure(server, cores).await?,
             "scaling" => scaling::measure(server, cores, &numbers(&scaling::ENDED_RUNS)?).await?,
-            "idle" => idle::measure(server).await?,
+            "idle" => {
+                let counting = statement_counts::start_server(&scratch.join("counting")).await?;
+                let report = idle::measure(&counting).await?;
+                counting.stop().await?;
+                report
+            }
             "lists" => lists::measure(server, cores).await?,
             "backlog" => backlog::measure(server, cores, numbers(&[backlog::RUNS])?[0]).await?,
             "snapshot" => snapshot::measure(server, numbers(&[snapshot::SECONDS])?[0]).await?,

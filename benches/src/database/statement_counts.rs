@@ -86,14 +86,14 @@ impl CountStart {
     }
 }
 
-/// Statements that a run executes less often than this are not shown: they are periodic.
+/// Statements with fewer calls in a unit are not shown.
 const MIN_CALLS: f64 = 0.05;
 const MAX_TEXT: usize = 70;
 
 impl StatementCounts {
-    /// The numbers for each of `runs` runs, as lines.
-    pub(crate) fn lines(&self, runs: f64) -> Vec<String> {
-        let each = |count: i64| as_float(count) / runs;
+    /// The numbers for each of so many units (runs, seconds), as lines.
+    pub(crate) fn lines(&self, units: f64) -> Vec<String> {
+        let each = |count: i64| as_float(count) / units;
         let calls: i64 = self.statements.iter().map(|statement| statement.calls).sum();
         let exec: f64 = self.statements.iter().map(|statement| statement.exec_millis).sum();
         let mut lines = vec![format!("{:.0} bytes of log (WAL)", each(self.wal_bytes))];
@@ -101,7 +101,7 @@ impl StatementCounts {
             lines.push("statements are not counted: install pg_stat_statements".to_owned());
             return lines;
         }
-        lines.push(format!("{:.1} statements, {:.2} ms in their execution:", each(calls), exec / runs));
+        lines.push(format!("{:.1} statements, {:.2} ms in their execution:", each(calls), exec / units));
         for statement in self.statements.iter().filter(|statement| each(statement.calls) >= MIN_CALLS) {
             let words: Vec<&str> = statement.text.split_whitespace().collect();
             let text: String = words.join(" ").chars().take(MAX_TEXT).collect();

@@ -1,6 +1,7 @@
 //! The connection pools: one for each class of statements, with the timeouts of that class.
 
 mod pool;
+mod recent;
 
 use std::{
     str::FromStr,

@@ -8,14 +8,19 @@ use futures::{
     stream::{self, BoxStream},
 };
 use sqlx::{
-    AssertSqlSafe, Either, Execute, Executor, PgPool, Postgres, SqlStr, Transaction,
+    AssertSqlSafe, Either, Execute, Executor, PgConnection, PgPool, Postgres, SqlStr, Transaction,
+    pool::PoolConnection,
     postgres::{PgQueryResult, PgRow, PgStatement, PgTypeInfo},
 };
+
+use super::recent::Recent;
 
 /// Connections of one class.
 #[derive(Debug, Clone)]
 pub(crate) struct Pool {
     connections: PgPool,
+    /// Those that were used a moment ago.
+    recent: Arc<Recent>,
     /// What every transaction begins with, if server connections change between transactions. Then
     /// each statement needs a transaction: sqlx prepares and executes it in separate messages.
     begin: Option<Arc<str>>,
@@ -23,16 +28,40 @@ pub(crate) struct Pool {
 
 impl Pool {
     pub(super) fn new(connections: PgPool, begin: Option<String>) -> Self {
-        Self { connections, begin: begin.map(Into::into) }
+        Self { connections, recent: Arc::default(), begin: begin.map(Into::into) }
     }
 
     /// Begins a transaction.
     pub(crate) async fn begin(&self) -> sqlx::Result<Transaction<'static, Postgres>> {
+        let _waiting = self.recent.wait();
         let begin = match &self.begin {
             None => self.connections.begin().await,
             Some(begin) => self.connections.begin_with(AssertSqlSafe(Arc::clone(begin))).await,
         };
         begin.map_err(|error| self.explain(error))
+    }
+
+    /// Executes a statement on a connection of the pool.
+    async fn execute_on<T>(
+        &self,
+        execute: impl AsyncFnOnce(&mut PgConnection) -> sqlx::Result<T>,
+    ) -> sqlx::Result<T> {
+        let mut connection = self.connection().await?;
+        let result = execute(&mut connection).await;
+        match result {
+            Ok(_) => self.recent.keep(connection),
+            // The server may have ended it, and with it the others.
+            Err(_) => self.recent.clear(),
+        }
+        result
+    }
+
+    async fn connection(&self) -> sqlx::Result<PoolConnection<Postgres>> {
+        if let Some(connection) = self.recent.take() {
+            return Ok(connection);
+        }
+        let _waiting = self.recent.wait();
+        self.connections.acquire().await.map_err(|error| self.explain(error))
     }
 
     /// A pool that has not reached its size is not exhausted: the server accepts no connection.
@@ -45,6 +74,7 @@ impl Pool {
     }
 
     pub(super) async fn close(&self) {
+        self.recent.close();
         self.connections.close().await;
     }
 }
@@ -64,8 +94,7 @@ impl<'c> Executor<'c> for &'c Pool {
                 tx.commit().await?;
                 results
             } else {
-                let results = self.connections.fetch_many(query).try_collect();
-                results.await.map_err(|error| self.explain(error))?
+                self.execute_on(async |connection| connection.fetch_many(query).try_collect().await).await?
             };
             Ok::<_, sqlx::Error>(stream::iter(results).map(Ok))
         };
@@ -79,7 +108,7 @@ impl<'c> Executor<'c> for &'c Pool {
     {
         let row = async move {
             if self.begin.is_none() {
-                return self.connections.fetch_optional(query).await.map_err(|error| self.explain(error));
+                return self.execute_on(async |connection| connection.fetch_optional(query).await).await;
             }
             let mut tx = self.begin().await?;
             let row = tx.fetch_optional(query).await?;

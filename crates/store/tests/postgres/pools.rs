@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use codelia_policy::PolicyScope;
+use codelia_policy::{IsolationLevel, PolicyScope};
 use codelia_store::{Error, EventBody, EventKind, EventSubject, Options, Retention, ScopeRef, Store};
 use codelia_tests::{Database, eventually};
 use futures::{
@@ -124,7 +124,44 @@ async fn idle_connections_are_closed() {
     })
     .await;
     store.ping().await.unwrap();
+    assert_eq!(fixture.database.number(connections).await.unwrap(), 1, "it is kept for a moment");
+    eventually("a connection that was kept is closed", || async {
+        (fixture.database.number(connections).await.ok()? == 0).then_some(())
+    })
+    .await;
     store.close().await;
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn kept_connections_serve_transactions() {
+    let fixture = Fixture::new().await;
+    let one = |options: &mut Options| {
+        options.max_connections = 3;
+        options.acquire_timeout = Duration::from_secs(2);
+    };
+    let store = store_with(&fixture.database, one).await;
+    // Both need the only connection of their class; setting a floor needs a transaction.
+    let floor = || store.tenant_set_floor(&fixture.tenant, (IsolationLevel::None, None), "test", None);
+    store.ping().await.unwrap();
+    floor().await.unwrap();
+    let (pings, floors) =
+        tokio::join!(join_all((0..20).map(|_| store.ping())), join_all((0..20).map(|_| floor())));
+    pings.into_iter().for_each(|ping| ping.unwrap());
+    floors.into_iter().for_each(|floor| assert!(floor.unwrap().is_some()));
+    store.close().await;
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn only_one_statement_meets_connections_that_the_server_ended() {
+    let fixture = Fixture::new().await;
+    join_all((0..5).map(|_| fixture.store.ping())).await.into_iter().for_each(|ping| ping.unwrap());
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+               WHERE application_name = 'codelia' AND datname = current_database()";
+    assert!(fixture.database.number(end).await.unwrap() > 1);
+    assert!(matches!(fixture.store.ping().await, Err(error) if error.is_transient()));
+    fixture.store.ping().await.unwrap();
     fixture.end().await;
 }
 

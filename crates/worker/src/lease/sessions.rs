@@ -319,17 +319,14 @@ impl Sessions {
     /// is short.
     pub(crate) fn trim_spares(&self, memory_is_short: bool) {
         self.spares.set_memory_is_short(memory_is_short);
-        let discarded: Vec<_> = self
-            .lock()
-            .values_mut()
-            .filter_map(|entry| match entry {
-                Entry::Held(held) if memory_is_short || held.used_at.elapsed() >= SPARE_IDLE => {
-                    held.spare.take()
-                }
-                Entry::Held(held) => held.spare.take_if(|spare| spare.is_too_old()),
-                _ => None,
-            })
-            .collect();
+        // The time is read once: there may be many sessions.
+        let now = Instant::now();
+        let surplus = |entry: &mut Entry| {
+            let Entry::Held(held) = entry else { return None };
+            let is_idle = now.duration_since(held.used_at) >= SPARE_IDLE;
+            held.spare.take_if(|spare| memory_is_short || is_idle || spare.is_too_old())
+        };
+        let discarded: Vec<_> = self.lock().values_mut().filter_map(surplus).collect();
         discarded.into_iter().for_each(|spare| self.spares.discard(Some(spare)));
     }
 
