@@ -112,14 +112,14 @@ impl Split {
     fn add_shared(&mut self, mount: &Mount, target: PathBuf, later: &[Mount]) -> Result<(), Error> {
         let one = match mount {
             Mount::Bind { source, writable, .. } => {
-                self.add_source(source, false)?;
+                self.add_source(&metadata(source)?, false);
                 TemplateMount::Bind { source: source.clone(), target, writable: *writable }
             }
             // A copy of a file that everyone may read is faster than a mount, and no inode is shared.
             Mount::Runtime { path } => {
                 let metadata = metadata(path)?;
                 let is_copied = metadata.is_file() && view::is_readable(&metadata);
-                self.add_source(path, is_copied)?;
+                self.add_source(&metadata, is_copied);
                 let source = path.clone();
                 if metadata.is_dir() && !view::is_covered(path, later) {
                     TemplateMount::Runtime { path: source }
@@ -145,12 +145,10 @@ impl Split {
         Ok(())
     }
 
-    fn add_source(&mut self, path: &Path, is_copied: bool) -> Result<(), Error> {
-        let metadata = metadata(path)?;
+    fn add_source(&mut self, metadata: &Metadata, is_copied: bool) {
         let content = || (metadata.ctime(), metadata.ctime_nsec(), metadata.len());
         let (device, inode) = (metadata.dev(), metadata.ino());
         self.sources.push(SourceIdentity { device, inode, content: is_copied.then(content) });
-        Ok(())
     }
 }
 

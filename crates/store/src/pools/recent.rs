@@ -15,6 +15,8 @@ use tokio::time::{Instant, sleep};
 
 /// How long a connection is kept after a statement, at least. Not much longer.
 const MIN_AGE: Duration = Duration::from_secs(1);
+/// After this many times [`MIN_AGE`] all are given back.
+const ALL_ROUNDS: u32 = 60;
 
 /// The kept connections of a pool. They count as used there.
 #[derive(Debug, Default)]
@@ -75,13 +77,15 @@ impl Recent {
     }
 }
 
-/// Gives those that nobody uses back to the pool, until there are none.
+/// Gives those that nobody uses back to the pool, until there are none. Now and then it gives all
+/// back: the pool closes connections that live for too long.
 async fn give_back_old(recent: Weak<Recent>) {
-    loop {
+    for round in 1_u32.. {
         sleep(MIN_AGE).await;
         let Some(recent) = recent.upgrade() else { return };
         let mut state = recent.lock();
-        state.kept.retain(|(_, used_at)| used_at.elapsed() < MIN_AGE);
+        let is_for_all = round.is_multiple_of(ALL_ROUNDS);
+        state.kept.retain(|(_, used_at)| !is_for_all && used_at.elapsed() < MIN_AGE);
         if state.kept.is_empty() {
             state.has_task = false;
             return;
