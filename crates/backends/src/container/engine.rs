@@ -1,6 +1,6 @@
 //! Client of the container engine.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
 
 use bollard::{
     API_DEFAULT_VERSION, Docker,
@@ -16,6 +16,7 @@ use bollard::{
 };
 use codelia_policy::Enforceable;
 use futures::StreamExt;
+use serde::Deserialize;
 use tokio::sync::OnceCell;
 
 use crate::{Error, Gap};
@@ -40,6 +41,27 @@ pub(super) enum EngineKind {
 impl EngineKind {
     pub(super) fn lacks_cgroup_namespaces(self) -> bool {
         matches!(self, Self::Podman { lacks_cgroup_namespaces: true })
+    }
+}
+
+/// What a list says about a container. Not its state: Podman has states that the client does not know,
+/// such as `stopped`.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct ListedContainer {
+    pub(super) id: Option<String>,
+    pub(super) labels: Option<HashMap<String, String>>,
+}
+
+impl ListedContainer {
+    fn parse(answer: &str) -> Result<Vec<Self>, EngineError> {
+        Ok(serde_json::from_str(answer)?)
+    }
+}
+
+impl From<ContainerSummary> for ListedContainer {
+    fn from(ContainerSummary { id, labels, .. }: ContainerSummary) -> Self {
+        Self { id, labels }
     }
 }
 
@@ -150,10 +172,16 @@ impl Engine {
     }
 
     /// Lists the containers with a label, in any state.
-    pub(super) async fn list_by_label(&self, label: &str) -> Result<Vec<ContainerSummary>, Error> {
+    pub(super) async fn list_by_label(&self, label: &str) -> Result<Vec<ListedContainer>, Error> {
         let filters = [("label".to_owned(), vec![label.to_owned()])].into();
         let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
-        self.docker().await?.list_containers(Some(options)).await.map_err(failed("list containers"))
+        let listed = match self.docker().await?.list_containers(Some(options)).await {
+            Ok(listed) => Ok(listed.into_iter().map(ListedContainer::from).collect()),
+            // One of them has a state that Docker does not have.
+            Err(EngineError::JsonDataError { contents, .. }) => ListedContainer::parse(&contents),
+            Err(error) => Err(error),
+        };
+        listed.map_err(failed("list containers"))
     }
 }
 
@@ -180,5 +208,21 @@ fn failed(step: &'static str) -> impl FnOnce(EngineError) -> Error {
             EngineError::DockerResponseServerError { message, .. } => message,
             error => error.to_string(),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_that_only_podman_has_does_not_hide_containers() {
+        let answer = r#"[{"Id": "a", "State": "running", "Labels": {"owner": "1"}},
+                         {"Id": "b", "State": "stopped", "Labels": null}]"#;
+        assert!(serde_json::from_str::<Vec<ContainerSummary>>(answer).is_err(), "the control");
+        let listed = ListedContainer::parse(answer).unwrap();
+        let labels = HashMap::from([("owner".to_owned(), "1".to_owned())]);
+        assert_eq!(listed[0], ListedContainer { id: Some("a".to_owned()), labels: Some(labels) });
+        assert_eq!(listed[1], ListedContainer { id: Some("b".to_owned()), labels: None });
     }
 }
