@@ -10,7 +10,10 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{Scratch, eventually, leak};
+use crate::{
+    Scratch, eventually,
+    leak::{self, LeakGuard},
+};
 
 /// Environment variable with the socket of the test run's Docker engine.
 pub const ENGINE_SOCKET: &str = "CODELIA_TEST_ENGINE";
@@ -43,10 +46,12 @@ pub enum EngineKind {
 /// A running engine. Dropping it stops it.
 #[derive(Debug)]
 pub struct Engine {
-    scratch: Scratch,
     daemon: Child,
     /// The parent of its control groups, if the engine created it.
     group: Option<String>,
+    /// Kills what the daemon leaves: a shim may outlive it.
+    _processes: LeakGuard,
+    scratch: Scratch,
 }
 
 impl Engine {
@@ -64,7 +69,8 @@ impl Engine {
         command.current_dir("/").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let group = Some(group).filter(|group| leak::groups(|found| found == group).is_empty());
         let daemon = command.spawn().context("start the engine")?;
-        let mut engine = Self { scratch, daemon, group };
+        let processes = LeakGuard::of(scratch.path());
+        let mut engine = Self { daemon, group, _processes: processes, scratch };
         engine.wait_until_ready().await?;
         Ok(engine)
     }
