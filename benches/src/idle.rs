@@ -94,10 +94,7 @@ fn resident(cluster: &Cluster) -> Result<u64> {
 
 /// Measures statements and processor time of the processes without callers.
 async fn note_idle(report: &mut Report, cluster: &Cluster, when: &str) -> Result<()> {
-    // Else autovacuum and the checkpointer work while the processes are idle.
-    for statement in ["VACUUM ANALYZE", "CHECKPOINT"] {
-        cluster.database.execute(statement).await?;
-    }
+    fill::settle(&cluster.database).await?;
     tokio::time::sleep(SETTLE_DELAY).await;
     let counted = CountStart::now(&cluster.database).await?;
     let before = ProcessorTime::of(cluster).await?;

@@ -68,10 +68,7 @@ async fn with_ended_runs(cluster: &Cluster, modes: &[Mode], sizes: &[u64]) -> Re
     for &size in sizes {
         fill::ended_runs(&cluster.database, template.session_id(0)?, size.saturating_sub(filled)).await?;
         filled = filled.max(size);
-        // Else autovacuum and the checkpointer take a part of the processors.
-        for statement in ["VACUUM ANALYZE", "CHECKPOINT"] {
-            cluster.database.execute(statement).await?;
-        }
+        fill::settle(&cluster.database).await?;
         points.extend(measure_turns("ended runs", size, &runs, MANY).await?);
     }
     Ok(points)

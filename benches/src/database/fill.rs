@@ -25,6 +25,14 @@ pub(crate) async fn disable_autovacuum(database: &Database) -> Result<()> {
         .await
 }
 
+/// Does now what autovacuum and the checkpointer would otherwise do during a measurement.
+pub(crate) async fn settle(database: &Database) -> Result<()> {
+    for statement in ["VACUUM ANALYZE", "CHECKPOINT"] {
+        database.execute(statement).await?;
+    }
+    Ok(())
+}
+
 /// Adds partitions for the days before today, as if the installation had been there.
 async fn add_past_partitions(database: &Database) -> Result<()> {
     database

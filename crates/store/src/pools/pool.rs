@@ -13,14 +13,14 @@ use sqlx::{
     postgres::{PgQueryResult, PgRow, PgStatement, PgTypeInfo},
 };
 
-use super::recent::Recent;
+use super::recent::RecentConnections;
 
 /// Connections of one class.
 #[derive(Debug, Clone)]
 pub(crate) struct Pool {
     connections: PgPool,
     /// Those that were used a moment ago.
-    recent: Arc<Recent>,
+    recent: Arc<RecentConnections>,
     /// What every transaction begins with, if server connections change between transactions. Then
     /// each statement needs a transaction: sqlx prepares and executes it in separate messages.
     begin: Option<Arc<str>>,

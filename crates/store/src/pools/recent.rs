@@ -13,14 +13,15 @@ use codelia_telemetry::task;
 use sqlx::{Postgres, pool::PoolConnection};
 use tokio::time::{Instant, sleep};
 
-/// How long a connection is kept after a statement, at least. Not much longer.
-const MIN_AGE: Duration = Duration::from_secs(1);
-/// After this many times [`MIN_AGE`] all are given back.
-const ALL_ROUNDS: u32 = 60;
+/// A connection that was not used for this long is given back in the next round, and there is one in each
+/// such time.
+const KEEP_TIME: Duration = Duration::from_secs(1);
+/// After this many rounds all are given back.
+const MAX_ROUNDS: u32 = 60;
 
-/// The kept connections of a pool. They count as used there.
+/// The kept connections of a pool, which counts them as used.
 #[derive(Debug, Default)]
-pub(super) struct Recent {
+pub(super) struct RecentConnections {
     state: Mutex<State>,
 }
 
@@ -31,11 +32,11 @@ struct State {
     /// Callers that wait for a connection of the pool.
     waiting: usize,
     is_closed: bool,
-    /// Whether a task gives old ones back.
+    /// Whether a task gives unused ones back.
     has_task: bool,
 }
 
-impl Recent {
+impl RecentConnections {
     pub(super) fn take(&self) -> Option<PoolConnection<Postgres>> {
         self.lock().kept.pop().map(|(connection, _)| connection)
     }
@@ -48,7 +49,7 @@ impl Recent {
         }
         state.kept.push((connection, Instant::now()));
         if !std::mem::replace(&mut state.has_task, true) {
-            task::background("recent connections", give_back_old(Arc::downgrade(self)));
+            task::background("recent connections", give_back_unused(Arc::downgrade(self)));
         }
     }
 
@@ -79,13 +80,13 @@ impl Recent {
 
 /// Gives those that nobody uses back to the pool, until there are none. Now and then it gives all
 /// back: the pool closes connections that live for too long.
-async fn give_back_old(recent: Weak<Recent>) {
+async fn give_back_unused(recent: Weak<RecentConnections>) {
     for round in 1_u32.. {
-        sleep(MIN_AGE).await;
+        sleep(KEEP_TIME).await;
         let Some(recent) = recent.upgrade() else { return };
         let mut state = recent.lock();
-        let is_for_all = round.is_multiple_of(ALL_ROUNDS);
-        state.kept.retain(|(_, used_at)| !is_for_all && used_at.elapsed() < MIN_AGE);
+        let is_last = round.is_multiple_of(MAX_ROUNDS);
+        state.kept.retain(|(_, used_at)| !is_last && used_at.elapsed() < KEEP_TIME);
         if state.kept.is_empty() {
             state.has_task = false;
             return;
@@ -96,7 +97,7 @@ async fn give_back_old(recent: Weak<Recent>) {
 /// A caller waits for a connection of the pool.
 #[derive(Debug)]
 pub(super) struct Waiting<'a> {
-    recent: &'a Recent,
+    recent: &'a RecentConnections,
 }
 
 impl Drop for Waiting<'_> {
