@@ -24,6 +24,7 @@ mod files;
 mod flags;
 mod info;
 mod key_guard;
+mod key_secret;
 mod key_uses;
 mod known_keys;
 mod live_usage;
@@ -57,8 +58,8 @@ mod volumes;
 mod web;
 
 pub use alerts::Webhook;
-pub use auth::{generate_secret, hash_secret, is_secret};
 pub use dispatch::Placement;
+pub use key_secret::{generate_secret, hash_secret, is_secret};
 pub use options::{CallLimits, Options, Timeouts};
 pub use service::{Error, Service};
 pub use web::{CorsOrigins, InvalidOrigin};

@@ -7,7 +7,7 @@ use serde_json::json;
 use time::OffsetDateTime;
 
 use super::{Admin, Change, administered_tenant, tenant_not_found};
-use crate::{auth, paging::Page, resource_name, status::ApiError, to_proto, validate};
+use crate::{auth, key_secret, paging::Page, resource_name, status::ApiError, to_proto, validate};
 
 impl Admin {
     pub(super) async fn create_key(
@@ -20,7 +20,7 @@ impl Admin {
         let scopes = scopes(&wire.scopes)?;
         check_grant(caller, &scopes)?;
         let expires_at = expiry(wire.expire_time)?;
-        let (secret, secret_hash) = auth::generate_secret();
+        let (secret, secret_hash) = key_secret::generate_secret();
         let (tenant, display_name, scopes) = (&tenant, &display_name, &scopes);
         let names: Vec<_> = scopes.iter().map(|scope| scope.as_str()).collect();
         let detail = json!({ "display_name": display_name, "scopes": names });
