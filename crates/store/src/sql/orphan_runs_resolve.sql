@@ -1,7 +1,8 @@
 -- Resolves runs ($1, locked by the caller with their sessions) that a dead worker may have started: queues them again
--- if their caller allowed retries, else ends them as lost. Repeats the condition under the lock.
+-- if their caller allowed retries and their session takes runs, else ends them as lost. Repeats the condition under the lock.
 WITH orphans AS (
-    SELECT r.id, r.attempt <= r.retries AND r.cancel_requested_at IS NULL AND s.state = 'open' AS retry
+    SELECT r.id, r.attempt <= r.retries AND r.cancel_requested_at IS NULL
+                 AND s.state = 'open' AND s.quarantined_at IS NULL AS retry
     FROM live_runs r JOIN sessions s ON s.id = r.session_id
     WHERE r.id = ANY ($1::uuid[]) AND r.state = 'running'
       AND NOT EXISTS (SELECT 1 FROM workers w

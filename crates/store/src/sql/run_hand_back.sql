@@ -1,8 +1,8 @@
--- Queues a run again that its worker has not started, or cancels it if its session has ended or a caller requested it. The
--- locks come first: whether a caller requested it decides which of the two statements applies, and a statement that waited for
--- a lock would not look at that again.
+-- Queues a run again that its worker has not started, or cancels it if its session takes no runs any more or a caller
+-- requested it. The locks come first: whether a caller requested it decides which of the two statements applies, and a
+-- statement that waited for a lock would not look at that again.
 WITH session AS (
-    SELECT s.id, s.state = 'open' AS open, w.id IS NULL AS waits,
+    SELECT s.id, s.state = 'open' AND s.quarantined_at IS NULL AS open, w.id IS NULL AS waits,
            CASE WHEN w.id IS NULL THEN s.spec ->> 'mode' END AS mode, s.home_root, s.allow_data_loss
     FROM live_runs r JOIN sessions s ON s.id = r.session_id
     LEFT JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation AND w.lease_until > now()

@@ -107,6 +107,12 @@ impl Fixture {
         }
     }
 
+    pub(crate) async fn quarantine(&self, session: &Session) {
+        let id = session.id;
+        let quarantine = "UPDATE sessions SET quarantined_at = now(), quarantine_reason = 'x'";
+        self.database.execute(&format!("{quarantine} WHERE id = '{id}'")).await.unwrap();
+    }
+
     pub(crate) async fn session_try(
         &self,
         request: SessionRequest<'_>,

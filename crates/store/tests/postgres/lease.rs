@@ -158,6 +158,21 @@ async fn sweep_loses_or_retries_started_runs_once() {
 }
 
 #[tokio::test]
+async fn sweep_retries_no_run_of_a_quarantined_session() {
+    let fixture = Fixture::new().await;
+    let session = fixture.session().await;
+    let worker = fixture.worker("w").await;
+    fixture.lease(&session, &worker).await.unwrap();
+    let run = fixture.insert(session.id, 1).await;
+    fixture.quarantine(&session).await;
+    fixture.expire_worker(&worker).await;
+    let swept = fixture.store.lease_sweep_any_tenant(100).await.unwrap();
+    assert_eq!(swept, SweepReport { sessions: 1, retried: 0, lost: 1 });
+    assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Lost(LostReason::WorkerLost)));
+    fixture.end().await;
+}
+
+#[tokio::test]
 async fn release_is_refused_while_run_is_running() {
     let fixture = Fixture::new().await;
     let session = fixture.session().await;

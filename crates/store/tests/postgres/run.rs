@@ -146,6 +146,21 @@ async fn handed_back_run_ends_if_canceled() {
     fixture.end().await;
 }
 
+/// The quarantine ends queued runs and cancels running ones; this one is neither in between.
+#[tokio::test]
+async fn handed_back_run_ends_if_its_session_is_quarantined() {
+    let fixture = Fixture::new().await;
+    let session = fixture.session().await;
+    let worker = fixture.worker("w").await;
+    fixture.lease(&session, &worker).await.unwrap();
+    let run = fixture.insert(session.id, 0).await;
+    fixture.quarantine(&session).await;
+    let run_ref = fixture.run_ref(run, session.id);
+    assert!(fixture.store.run_hand_back(run_ref, 0, &worker.id, worker.incarnation).await.unwrap());
+    assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Canceled));
+    fixture.end().await;
+}
+
 /// A statement that reads the run before it waits for the lock misses the cancellation.
 #[tokio::test]
 async fn handed_back_run_ends_if_canceled_at_that_moment() {
