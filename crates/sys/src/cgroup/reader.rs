@@ -52,6 +52,8 @@ impl GroupReader {
     /// The cgroup is gone, or a file cannot be read or parsed.
     pub fn read(&self) -> Result<CurrentUsage, Error> {
         let memory = self.memory.as_ref();
+        // Before its peak, which is then not below it.
+        let memory_bytes = memory.map(GroupDir::current_memory).transpose()?;
         let peak = match memory.map(GroupDir::peak_memory).transpose() {
             // Kernels before 5.19 have no peak in version 2.
             Err(error) if error.errno == Errno::NOENT => None,
@@ -59,7 +61,7 @@ impl GroupReader {
         };
         Ok(CurrentUsage {
             cpu_time: self.cpuacct.as_ref().map(GroupDir::cpu_time).transpose()?,
-            memory_bytes: memory.map(GroupDir::current_memory).transpose()?,
+            memory_bytes,
             page_cache_bytes: memory.map(GroupDir::page_cache).transpose()?,
             peak_memory_bytes: peak,
             tasks: self.tasks()?,
