@@ -3,11 +3,15 @@
 
 use std::{
     fs::{self, Permissions},
+    io,
     os::unix::fs::{PermissionsExt, chown},
     path::{Path, PathBuf},
     process::Command,
+    thread,
+    time::{Duration, Instant},
 };
 
+use codelia_sys::cgroup::{CgroupParent, Hierarchy};
 use tempfile::TempDir;
 
 use crate::{
@@ -21,6 +25,10 @@ use crate::{
 /// run at the same time.
 const BWRAP_USERS: Users = Users { delegated: 399_999, undelegated: 399_998 };
 const NATIVE_USERS: Users = Users { delegated: 399_997, undelegated: 399_996 };
+
+/// How long the last processes of a suite may take to exit, and the delay between two checks.
+const TIMEOUT: Duration = Duration::from_secs(20);
+const RETRY_DELAY: Duration = Duration::from_millis(10);
 
 struct Users {
     delegated: u32,
@@ -60,14 +68,29 @@ impl Delegation {
     }
 }
 
+impl Delegation {
+    /// Fails while a process is in the groups. What killed cases left is removed as the next worker would.
+    fn remove(&self) -> io::Result<()> {
+        let parent = CgroupParent { name: Some(self.name.clone()), cpu_idle: false };
+        Hierarchy::detect(&parent)
+            .and_then(|hierarchy| hierarchy.remove_orphans())
+            .map_err(io::Error::other)?;
+        let dirs = self.groups.iter().flat_map(|group| [group.join("first"), group.clone()]);
+        dirs.filter(|dir| dir.exists()).try_for_each(fs::remove_dir)
+    }
+}
+
+/// Templates end after the suite that they belong to.
 impl Drop for Delegation {
     fn drop(&mut self) {
-        for group in &self.groups {
-            for dir in [group.join("first"), group.clone()] {
-                if let Err(error) = fs::remove_dir(&dir) {
-                    println!("cannot remove {}: {error}", dir.display());
-                }
+        let begin = Instant::now();
+        while let Err(error) = self.remove() {
+            if begin.elapsed() > TIMEOUT {
+                let message = format!("control groups {} not removed: {error}", self.name);
+                assert!(thread::panicking(), "{message}");
+                return eprintln!("{message}");
             }
+            thread::sleep(RETRY_DELAY);
         }
     }
 }
