@@ -16,7 +16,7 @@ const MAX_REMOVALS: u32 = 300;
 const RETRY_DELAY: Duration = Duration::from_millis(10);
 
 /// The same without a runtime, where the thread blocks.
-const MAX_BLOCKING_REMOVALS: u32 = 20;
+const MAX_BLOCKING_REMOVALS: u32 = 200;
 const BLOCKING_RETRY_DELAY: Duration = Duration::from_millis(1);
 
 /// Checks of a socket before it counts as left open.

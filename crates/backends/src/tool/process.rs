@@ -1,6 +1,6 @@
 //! The process of a tool around `codelia-init`.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use codelia_policy::Plan;
@@ -20,6 +20,11 @@ use crate::{
 };
 
 use super::dirs::ToolDirs;
+
+/// Checks of killed processes before they count as left, and the delay between them. A process leaves
+/// its control group before it exits, and PID 1 of a namespace waits for all others first.
+const MAX_EXIT_CHECKS: u32 = 200;
+const EXIT_CHECK_DELAY: Duration = Duration::from_millis(10);
 
 /// A tool. It exits after `codelia-init`, PID 1 of its namespace, has exited; by then the kernel
 /// has killed all other processes of the namespace.
@@ -57,6 +62,18 @@ impl ToolProcess {
     fn descendants(&self) -> Vec<Pid> {
         self.process.pid().and_then(|tool| process::descendants(tool).ok()).unwrap_or_default()
     }
+
+    /// Waits for the killed processes to exit. Returns the number of those that do not.
+    async fn survivors(&mut self) -> usize {
+        for _ in 0..MAX_EXIT_CHECKS {
+            self.killed.retain(|&pid| process::is_alive(pid));
+            if self.killed.is_empty() {
+                break;
+            }
+            tokio::time::sleep(EXIT_CHECK_DELAY).await;
+        }
+        self.killed.len()
+    }
 }
 
 #[async_trait]
@@ -93,7 +110,7 @@ impl SandboxProcess for ToolProcess {
     async fn remove(&mut self) -> Receipt {
         let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
         Receipt {
-            processes: count(self.killed.iter().filter(|&&pid| process::is_alive(pid)).count()),
+            processes: count(self.survivors().await),
             mounts: count(self.mounts.count()),
             directories: count(self.dirs.take().map_or(0, ToolDirs::release)),
             ..Receipt::default()

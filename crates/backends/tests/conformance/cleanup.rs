@@ -69,8 +69,29 @@ fn group_directory(line: &str) -> Option<PathBuf> {
     mounted.iter().map(|mount| Path::new(mount).join(path)).find(|dir| dir.join("cgroup.procs").exists())
 }
 
-fn mounts() -> BTreeSet<String> {
-    fs::read_to_string("/proc/self/mountinfo").unwrap().lines().map(str::to_owned).collect()
+/// The mounts on this host of a session's directory or below it.
+fn mounts_of(session: &Session) -> Vec<String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let directory = session.dir.to_str().unwrap();
+    mounts.lines().filter(|line| line.contains(directory)).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn mounts_of_a_session_are_seen() {
+    let Some(fixture) = Fixture::new(Kind::Bwrap).await else { return };
+    if !is_root("only root can mount") {
+        return;
+    }
+    let session = fixture.session();
+    assert_eq!(mounts_of(&session), Vec::<String>::new());
+    let mount = |program: &str, arguments: &[&str]| {
+        let status = Command::new(program).args(arguments).arg(&session.dir).status().unwrap();
+        assert!(status.success(), "{program}: {status}");
+    };
+    mount("mount", &["--bind", session.dir.to_str().unwrap()]);
+    let seen = mounts_of(&session);
+    mount("umount", &[]);
+    assert_eq!(seen.len(), 1, "{seen:?}");
 }
 
 /// Finds directories that tools and sandboxes made for the session's user.
@@ -152,7 +173,7 @@ async fn remote_kills_command_without_runtime(fixture: Fixture) {
 }
 
 async fn discarded_sandbox_leaves_nothing(fixture: Fixture) {
-    let (session, before) = (fixture.session(), mounts());
+    let session = fixture.session();
     let plan = fixture.plan(&session);
     let prepared = fixture.backend.prepare(&plan).await.unwrap();
     let groups = groups_of(&session);
@@ -163,7 +184,7 @@ async fn discarded_sandbox_leaves_nothing(fixture: Fixture) {
     assert_eq!(groups.iter().filter(|dir| is_left(dir)).collect::<Vec<_>>(), Vec::<&PathBuf>::new());
     assert_eq!(processes_of(&session), BTreeMap::new());
     assert_eq!(directories_of(&session), Vec::<PathBuf>::new());
-    assert_eq!(mounts(), before);
+    assert_eq!(mounts_of(&session), Vec::<String>::new());
     assert_eq!(fs::read_dir(&session.dir).unwrap().count(), 0);
 }
 
@@ -276,7 +297,7 @@ async fn missing_session_directory_is_a_named_error(fixture: Fixture) {
 
 /// Kills many concurrent sandboxes of one session at different times.
 async fn random_kills_of_many_sandboxes_leave_nothing(fixture: Fixture) {
-    let (session, before) = (fixture.session(), mounts());
+    let session = fixture.session();
     let fixture = std::sync::Arc::new(fixture);
     let session = std::sync::Arc::new(session);
     // An emulated host takes seconds to start so many.
@@ -300,7 +321,7 @@ async fn random_kills_of_many_sandboxes_leave_nothing(fixture: Fixture) {
     }
     assert_eq!(processes_of(&session), BTreeMap::new());
     assert_eq!(directories_of(&session), Vec::<PathBuf>::new());
-    assert_eq!(mounts(), before);
+    assert_eq!(mounts_of(&session), Vec::<String>::new());
 }
 
 in_every_mode!(

@@ -17,8 +17,8 @@ use codelia_backends::{
     Prepared, Running, Stdio, ToolOptions, bwrap, container, native, nsjail,
 };
 use codelia_policy::{
-    HostInfo, Ids, IsolationLevel, Limits, LimitsRequest, Plan, PlanError, PlanTarget, Policy, RunSpec,
-    RunTool,
+    Enforceable, HostInfo, Ids, IsolationLevel, Limits, LimitsRequest, Plan, PlanError, PlanTarget, Policy,
+    RunSpec, RunTool,
 };
 use codelia_sys::{fd, process};
 use codelia_types::{CommandSpec, Mode, NearLimit, Outcome, RunId, SessionId, Usage, Violation};
@@ -116,17 +116,16 @@ impl Fixture {
         // Session users may traverse the directory but not list it.
         fs::set_permissions(sessions.path(), Permissions::from_mode(0o711)).unwrap();
         let backend = backend(kind, groups, sessions.path(), watch_limits);
-        let (mode, found) = (backend.mode(), backend.probe().await);
-        let can = found.enforceable;
-        let missing = (!found.usable).then(|| format!("{kind:?} does not work here: {:?}", found.gaps));
+        let probed = probe(kind, &*backend).await;
         let need = match kind {
             Kind::Logical => "cgroup",
             Kind::Podman => "podman",
-            _ => mode.as_str(),
+            _ => backend.mode().as_str(),
         };
-        if !available(need, missing.as_deref()) {
+        if !available(need, probed.as_ref().err().map(String::as_str)) {
             return None;
         }
+        let can = probed.ok()?;
         let runtime = codelia_backends::host_runtime();
         Some(Self {
             kind,
@@ -297,6 +296,27 @@ pub(crate) async fn launch_in(prepared: Box<dyn Prepared>, command: &CommandSpec
 
 pub(crate) fn command(argv: &[&str]) -> CommandSpec {
     CommandSpec { stdin: true, ..CommandSpec::new(argv.iter().copied()) }
+}
+
+/// What a backend can enforce, or why it does not work here. An engine is probed by one test process for
+/// all: that starts three containers.
+async fn probe(kind: Kind, backend: &dyn Backend) -> Result<Enforceable, String> {
+    let socket = kind.is_container().then(|| engine_socket(kind));
+    let stored = socket.map(|socket| socket.with_extension(format!("{kind:?}.probe")));
+    if let Some(found) = stored.as_ref().and_then(|path| fs::read(path).ok()) {
+        return Ok(serde_json::from_slice(&found).unwrap());
+    }
+    let found = backend.probe().await;
+    if !found.usable {
+        return Err(format!("{kind:?} does not work here: {:?}", found.gaps));
+    }
+    if let Some(path) = stored {
+        // Others read it whole or not at all.
+        let written = path.with_extension(std::process::id().to_string());
+        fs::write(&written, serde_json::to_vec(&found.enforceable).unwrap()).unwrap();
+        fs::rename(written, path).unwrap();
+    }
+    Ok(found.enforceable)
 }
 
 pub(crate) fn backend(kind: Kind, groups: CgroupParent, dir: &Path, watch_limits: bool) -> Arc<dyn Backend> {
