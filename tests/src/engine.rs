@@ -20,6 +20,9 @@ pub const ENGINE_SOCKET: &str = "CODELIA_TEST_ENGINE";
 /// Environment variable with the socket of the test run's Podman engine.
 pub const PODMAN_SOCKET: &str = "CODELIA_TEST_PODMAN";
 
+/// How the names of containers begin that tests make themselves, without a worker.
+pub const TEST_CONTAINER: &str = "codelia-test-";
+
 /// Registers gVisor: its sandboxes connect to their control socket and have no network.
 const DOCKER_CONFIG: &str =
     r#"{"runtimes": {"runsc": {"path": "runsc", "runtimeArgs": ["--host-uds=open", "--network=none"]}}}"#;
@@ -103,15 +106,28 @@ impl Engine {
         docker(&self.socket(), &["import", &tar.display().to_string(), image]).map(drop)
     }
 
-    /// Stops the engine. Fails if a container is still running.
+    /// Stops the engine. Fails if a container of a worker is still running.
     pub async fn stop(mut self) -> Result<()> {
-        let running = docker(&self.socket(), &["ps", "--format", "{{.Names}} {{.Image}} {{.Status}}"]);
+        let running = self
+            .remove_test_containers()
+            .and_then(|()| docker(&self.socket(), &["ps", "--format", "{{.Names}} {{.Image}} {{.Status}}"]));
         self.terminate();
         self.exited().await;
         let groups = self.group.as_deref().map_or(Ok(()), remove_groups);
         let running = running?;
         ensure!(running.is_empty(), "containers are still running:\n{running}");
         groups
+    }
+
+    /// Removes the containers that tests made themselves and left: a test that misses its deadline is
+    /// killed, and reported as such.
+    fn remove_test_containers(&self) -> Result<()> {
+        let filter = format!("--filter=name=^{TEST_CONTAINER}");
+        for name in docker(&self.socket(), &["ps", &filter, "--format={{.Names}}"])?.lines() {
+            eprintln!("removing {name}, the container of a test that was killed");
+            docker(&self.socket(), &["rm", "--force", "--volumes", name])?;
+        }
+        Ok(())
     }
 
     fn terminate(&self) {

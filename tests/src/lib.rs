@@ -39,7 +39,8 @@ pub use certificates::Certificates;
 pub use client::{Authorized, Bearer, Client, Refusal, command, refusal, shell};
 pub use cluster::{Cluster, ClusterOptions, WORKER_LEASE_SECONDS};
 pub use engine::{
-    ENGINE_SOCKET, Engine, EngineKind, PODMAN_SOCKET, engine_command, engine_docker, worker_containers,
+    ENGINE_SOCKET, Engine, EngineKind, PODMAN_SOCKET, TEST_CONTAINER, engine_command, engine_docker,
+    worker_containers,
 };
 pub use eventually::{TIMEOUT, eventually, within};
 pub use exec::Exec;

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, fs, process::Command};
 
 use anyhow::{Context, Result, bail, ensure};
-use codelia_tests::{ENGINE_SOCKET, Program, Scratch, engine_command, eventually};
+use codelia_tests::{ENGINE_SOCKET, Program, Scratch, TEST_CONTAINER, engine_command, eventually};
 use serde_json::Value;
 
 use super::{deploy, is_own};
@@ -84,7 +84,7 @@ impl Project {
 
     /// Builds the image and starts the services in the order of their dependencies.
     pub(super) async fn start(self) -> Result<Started> {
-        let prefix = format!("codelia-test-{}", uuid::Uuid::new_v4().simple());
+        let prefix = format!("{TEST_CONTAINER}{}", uuid::Uuid::new_v4().simple());
         let started = Started { prefix, project: self, scratch: Scratch::new()?, is_removed: false };
         started.start().await.with_context(|| started.logs())?;
         Ok(started)
@@ -120,7 +120,7 @@ impl Service {
                 "read_only" => service.options.push(format!("--read-only={value}")),
                 "mem_limit" => service.options.push(format!("--memory={}", text(value)?)),
                 "pids_limit" => service.options.push(format!("--pids-limit={value}")),
-                // Containers that the test kills stay dead, and it calls their own addresses.
+                // Containers that die stay dead, and are seen to; the test calls their own addresses.
                 "restart" | "ports" => {}
                 other => bail!("{other} is not applied by this test"),
             }
@@ -306,8 +306,10 @@ impl Started {
     pub(super) fn logs(&self) -> String {
         let mut all = String::new();
         for service in self.project.services.keys() {
-            let lines = container_log(&self.name(service)).unwrap_or_else(|error| format!("{error}\n"));
-            all += &format!("--- {service}\n{lines}");
+            let name = self.name(service);
+            let lines = container_log(&name).unwrap_or_else(|error| format!("{error}\n"));
+            let state = engine_command(&["inspect", "--format={{json .State}}", &name]).unwrap_or_default();
+            all += &format!("--- {service} {state}{lines}");
         }
         all
     }

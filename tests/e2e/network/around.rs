@@ -33,8 +33,8 @@ async fn nothing_leaves_around_the_proxy(mode: &'static str) -> Result<()> {
     // The control: on the host, the same program gets through, and the capture sees it.
     let script = place.network.www().join("attack.py");
     fs::write(&script, ATTACK)?;
-    let control =
-        Command::new("/usr/bin/python3").arg(&script).args([&address, &address6, &name]).output()?;
+    let arguments = [&*address, &*address6, &*name, place.network.device()];
+    let control = Command::new("/usr/bin/python3").arg(&script).args(arguments).output()?;
     let control = String::from_utf8(control.stdout)?;
     let sent = control.lines().filter(|line| line.ends_with(": sent")).count();
     ensure!(sent >= SEEN_BY_CAPTURE, "the control got through only {sent} ways:\n{control}");
@@ -46,7 +46,7 @@ async fn nothing_leaves_around_the_proxy(mode: &'static str) -> Result<()> {
     let session = place.session(&[ALLOWED], &[]).await?;
     place.client.put(&session, "attack.py", ATTACK).await?;
     let before = place.network.packets().len();
-    let attack = format!("/usr/bin/python3 attack.py {address} {address6} {name}");
+    let attack = format!("/usr/bin/python3 attack.py {}", arguments.join(" "));
     let done = place.run(&session, &attack).await?;
     ensure!(exit_code(&done) == Some(0), "{done:?}");
     let tried = done.stdout_text();

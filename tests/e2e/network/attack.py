@@ -1,4 +1,5 @@
-"""Tries to reach ADDRESS (IPv4) and ADDRESS6 around the proxy: attack.py ADDRESS ADDRESS6 ABSTRACT.
+"""Tries to reach ADDRESS (IPv4) and ADDRESS6 around the proxy: attack.py ADDRESS ADDRESS6 ABSTRACT LINK.
+LINK is the host's device that leads to them.
 
 Prints one line for each way: `way: what happened`. A way that got through prints `way: sent`.
 """
@@ -9,7 +10,7 @@ import socket
 import struct
 import sys
 
-ADDRESS, ADDRESS6, ABSTRACT = sys.argv[1:4]
+ADDRESS, ADDRESS6, ABSTRACT, LINK = sys.argv[1:5]
 QUERY = b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x06secret\x07example\x03org\x00\x00\x01\x00\x01"
 IP_TRANSPARENT = 19
 LOOSE_SOURCE_ROUTE = 131
@@ -49,7 +50,9 @@ def raw6():
 
 def packet():
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as it:
-        it.bind((sorted(set(name for _, name in socket.if_nameindex()) - {"lo"})[0], 0))
+        found = set(name for _, name in socket.if_nameindex()) - {"lo"}
+        # On the host, other tests have devices too, and capture what arrives there.
+        it.bind((LINK if LINK in found else sorted(found)[0], 0))
         it.send(b"\xff" * 12 + b"\x08\x00" + b"\x45" + b"\0" * 40)
 
 

@@ -14,7 +14,7 @@ use sqlx::ConnectOptions;
 async fn main() -> Result<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     let program = arguments.next().context("usage: with-postgres COMMAND ARGS…")?;
-    let scratch = Scratch::new()?;
+    let scratch = Scratch::in_memory()?;
     let server = LocalPostgres::start_throwaway(&scratch.join("postgres")).await?;
     let url = server.database("postgres").await?.to_url_lossy();
 

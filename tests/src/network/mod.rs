@@ -77,6 +77,12 @@ impl TestNetwork {
         self.link.host
     }
 
+    /// The host's device that leads into this network.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.link.device
+    }
+
     /// The DNS server, as `IP:PORT`.
     #[must_use]
     pub fn resolver(&self) -> String {
