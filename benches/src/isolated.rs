@@ -1,12 +1,16 @@
 //! Runs in the modes that isolate, next to raw bubblewrap: with a prepared sandbox, concurrently, and
 //! in new sessions. The targets are those of the fastest mode that this host has.
 
-use std::time::Duration;
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use codelia_store::LocalPostgres;
 use codelia_tests::{Client, Cluster, ClusterOptions, Database};
 use codelia_types::Mode;
+use futures::future::try_join_all;
 
 use crate::{
     ROUNDS, TURN,
@@ -108,7 +112,7 @@ impl Subject {
         let together = self.together.outcome(TURN).await?;
         let new_session = Measured::of(1, TURN, async |_| {
             tokio::time::sleep(PAUSE).await;
-            Runs::first_byte_in_new_session(&self.client, self.mode).await
+            Runs::first_byte_in_closed_session(&self.client, self.mode).await
         });
         let new_session = new_session.await?;
         let Some(report) = report else { return Ok(()) };
@@ -120,9 +124,19 @@ impl Subject {
         Ok(())
     }
 
-    /// Measures the first byte in sessions that are created at the same time.
+    /// Measures the first byte in sessions that are created at the same time, and closes all of them
+    /// afterwards.
     async fn burst(&self) -> Result<Measured> {
-        Measured::each(NEW_SESSIONS, |_| Runs::first_byte_in_new_session(&self.client, self.mode)).await
+        let sessions = Mutex::new(Vec::new());
+        let measured = Measured::each(NEW_SESSIONS, async |_| {
+            let (latency, session) = Runs::first_byte_in_new_session(&self.client, self.mode).await?;
+            sessions.lock().unwrap_or_else(PoisonError::into_inner).push(session);
+            Ok(latency)
+        });
+        let measured = measured.await?;
+        let sessions = sessions.into_inner().unwrap_or_else(PoisonError::into_inner);
+        try_join_all(sessions.iter().map(|session| self.client.close(session))).await?;
+        Ok(measured)
     }
 
     fn check(&self, report: &mut Report) -> Result<()> {

@@ -84,14 +84,21 @@ impl Runs {
         Ok((measured, prepared.into_inner()))
     }
 
-    /// Measures from the call that creates a session to the first byte of its first run.
-    pub(crate) async fn first_byte_in_new_session(client: &Client, mode: Mode) -> Result<Duration> {
+    /// Measures from the call that creates a session to the first byte of its first run. Returns also the
+    /// name of the session, which is to be closed.
+    pub(crate) async fn first_byte_in_new_session(client: &Client, mode: Mode) -> Result<(Duration, String)> {
         let new_session =
             CreateSessionRequest { mode: SandboxMode::from(mode).into(), ..CreateSessionRequest::default() };
         let request = StartRunRequest { new_session: Some(new_session), ..echo("") };
         let (latency, seen) = first_byte(client, request).await?;
         let (session, _) = seen.run().name.split_once("/runs/").context("the name of a run")?;
-        client.close(session).await?;
+        Ok((latency, session.to_owned()))
+    }
+
+    /// The same in a session that is closed then.
+    pub(crate) async fn first_byte_in_closed_session(client: &Client, mode: Mode) -> Result<Duration> {
+        let (latency, session) = Self::first_byte_in_new_session(client, mode).await?;
+        client.close(&session).await?;
         Ok(latency)
     }
 
