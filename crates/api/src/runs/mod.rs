@@ -10,7 +10,6 @@ use codelia_telemetry::task;
 use codelia_types::{RunId, SessionId};
 use futures::{Stream, StreamExt};
 use tokio::{sync::mpsc, task::JoinHandle};
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use self::start::{NextStep, RecordedRun};
@@ -24,7 +23,9 @@ use crate::{
     paging::Page,
     request::Deadline,
     resource_name::{self, RunName, SessionSelector},
-    run_stream::{self, EVENT_BUFFER, EventStreamer, ExecInput, ExecOpening, ExecStream, read_opening},
+    run_stream::{
+        self, EVENT_BUFFER, EventStreamer, ExecInput, ExecOpening, ExecStream, read_opening, response_events,
+    },
     session_lookup,
     status::ApiError,
     to_proto, validate,
@@ -180,7 +181,7 @@ impl Runs {
         let input = ExecInput::new(requests, &streamer, starts);
         let exec = ExecStream { context: self.context.clone(), tenant: caller.tenant, events, deadline };
         task::background("exec", exec.run(streamer, recorded.run, input));
-        Ok(ReceiverStream::new(receiver))
+        Ok(receiver)
     }
 }
 
@@ -193,7 +194,7 @@ fn shown<Spec>(caller: &Caller, run: &Run<Spec>, message: v1::Run) -> v1::Run {
     if is_operator(caller) { to_proto::for_operator(run, message) } else { message }
 }
 
-type EventReceiver = ReceiverStream<Result<v1::RunEvent, Status>>;
+type EventReceiver = mpsc::Receiver<Result<v1::RunEvent, Status>>;
 type BoxedStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -230,7 +231,7 @@ impl RunService for Runs {
             .for_operator(is_operator)
             .stored_only(stored_only);
         task::background("watch", run_stream::watch(streamer, run, deadline));
-        let events = ReceiverStream::new(receiver);
+        let events = response_events(receiver).await;
         let events = events.map(|event| event.map(|event| v1::WatchRunResponse { event: Some(event) }));
         Ok(Response::new(Box::pin(events)))
     }
@@ -242,6 +243,7 @@ impl RunService for Runs {
         let admitted = auth::admitted(request.extensions())?;
         let deadline = Deadline::from_request(&request);
         let events = self.open_exec(&admitted, request.into_inner(), deadline).await?;
+        let events = response_events(events).await;
         let events = events.map(|event| event.map(|event| v1::ExecResponse { event: Some(event) }));
         Ok(Response::new(Box::pin(events)))
     }

@@ -40,6 +40,10 @@ use crate::{
 /// An older push is left to the poll: the worker may have forgotten that it already had the run.
 const MAX_PUSH_AGE: Duration = Duration::from_secs(60);
 
+/// How long the answer to an attach waits for the command to start, so that both are one message. A
+/// prepared sandbox starts it sooner.
+const MAX_START_WAIT: Duration = Duration::from_millis(2);
+
 /// The internal service for sessions and runs.
 #[derive(Debug)]
 pub(crate) struct RunService {
@@ -124,7 +128,8 @@ impl WorkerService for RunService {
         let detached = CancellationToken::new();
         let worker = self.lease.worker().to_string();
         let attachment = RunAttachment::new(run.clone(), worker, position.max(0), owner, detached.clone());
-        task::background("pass input", pass_input(run, input, detached));
+        task::background("pass input", pass_input(run.clone(), input, detached));
+        run.started_within(MAX_START_WAIT).await;
         Ok(Response::new(Box::pin(attachment.into_stream())))
     }
 

@@ -11,7 +11,7 @@ use codelia_store::AssignedRun;
 use codelia_types::{EndedRun, LeaseToken, RunId, TerminalSize};
 use tokio::{
     sync::{mpsc, watch},
-    time::Instant,
+    time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -155,6 +155,13 @@ impl ActiveRun {
             is_first || is_shorter
         });
         self.cancel.cancel();
+    }
+
+    /// Waits until the command has started, or the run is over, for no longer than this.
+    pub(crate) async fn started_within(&self, time: Duration) {
+        let mut phase = self.phase.subscribe();
+        // Either way the caller sees the phase.
+        let _ = timeout(time, phase.wait_for(|phase| !matches!(phase, Phase::Assigned))).await;
     }
 
     /// The sender of its standard input, while that is open.
