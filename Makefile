@@ -48,7 +48,7 @@ check: ## Check format, lints, docs, licences, dependency direction, queries and
 	@scripts/check
 
 bench: ## Measure against raw fork+exec, raw tools and raw Postgres, in one run
-	@scripts/install-deps up
+	@scripts/install-deps bench
 	@scripts/bench $(ARGS)
 
 chaos: ## Inject random faults; count runs lost or doubled and leaks (SEEDS="7 8" RUNS=500 MODES=native)
