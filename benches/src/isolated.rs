@@ -112,7 +112,7 @@ impl Subject {
         let together = self.together.outcome(TURN).await?;
         let new_session = Measured::of(1, TURN, async |_| {
             tokio::time::sleep(PAUSE).await;
-            Runs::first_byte_in_closed_session(&self.client, self.mode).await
+            Runs::first_byte_then_close(&self.client, self.mode).await
         });
         let new_session = new_session.await?;
         let Some(report) = report else { return Ok(()) };

@@ -84,7 +84,7 @@ impl Runs {
         Ok((measured, prepared.into_inner()))
     }
 
-    /// Measures from the call that creates a session to the first byte of its first run. Returns also the
+    /// Measures from the call that creates a session to the first byte of its first run. Also returns the
     /// name of the session, which is to be closed.
     pub(crate) async fn first_byte_in_new_session(client: &Client, mode: Mode) -> Result<(Duration, String)> {
         let new_session =
@@ -95,8 +95,8 @@ impl Runs {
         Ok((latency, session.to_owned()))
     }
 
-    /// The same in a session that is closed then.
-    pub(crate) async fn first_byte_in_closed_session(client: &Client, mode: Mode) -> Result<Duration> {
+    /// Like [`Runs::first_byte_in_new_session`], and closes the session.
+    pub(crate) async fn first_byte_then_close(client: &Client, mode: Mode) -> Result<Duration> {
         let (latency, session) = Self::first_byte_in_new_session(client, mode).await?;
         client.close(&session).await?;
         Ok(latency)

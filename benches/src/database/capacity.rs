@@ -46,7 +46,7 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize, seconds: u64) 
         runs.outcome(WARM_UP).await?;
         all.push(Capacity::of(&cluster, name, "sessions that exist", runs.outcome(window)).await?);
         let client = Runs::client(&cluster, &format!("sessions-{name}")).await?;
-        let sessions = Measured::of(4 * cores, window, |_| Runs::first_byte_in_closed_session(&client, mode));
+        let sessions = Measured::of(4 * cores, window, |_| Runs::first_byte_then_close(&client, mode));
         all.push(Capacity::of(&cluster, name, "a new session for each", sessions).await?);
     }
     cluster.end().await?;

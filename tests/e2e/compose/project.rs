@@ -120,7 +120,7 @@ impl Service {
                 "read_only" => service.options.push(format!("--read-only={value}")),
                 "mem_limit" => service.options.push(format!("--memory={}", text(value)?)),
                 "pids_limit" => service.options.push(format!("--pids-limit={value}")),
-                // Containers that die stay dead, and are seen to; the test calls their own addresses.
+                // A container that dies is not restarted, so that the test sees it. Addresses are called directly.
                 "restart" | "ports" => {}
                 other => bail!("{other} is not applied by this test"),
             }
