@@ -1,5 +1,6 @@
 //! Compares what a run of `true` costs: raw bubblewrap, and the backends that make namespaces. Each runs
-//! in turn, two at once. Run as root: `cargo run --release -p codelia-backends --example throughput`.
+//! in turn, two at once. Run as root: `cargo run --release -p codelia-backends --example throughput`, with
+//! the names of modes to measure these alone.
 
 // A measurement that cannot continue has failed.
 #![allow(clippy::unwrap_used)]
@@ -73,7 +74,9 @@ async fn main() {
         (0..AT_ONCE).map(|number| Arc::new(Session::create(directory.path(), number))).collect();
     let (runtime, each) = (host_runtime(), RUNS / AT_ONCE as usize);
     let mut backends = Vec::new();
-    for backend in namespace_backends() {
+    let named: Vec<_> = std::env::args().skip(1).collect();
+    let is_named = |mode: &str| named.is_empty() || named.iter().any(|name| name == mode);
+    for backend in namespace_backends().into_iter().filter(|backend| is_named(backend.mode().as_str())) {
         let found = backend.probe().await;
         if found.usable {
             backends.push((backend, HostInfo { enforceable: found.enforceable, runtime: runtime.clone() }));
@@ -86,7 +89,9 @@ async fn main() {
             let arguments = session.raw_bwrap(&runtime.shown);
             spawn_blocking(move || (0..each).for_each(|_| run_raw(&session, &arguments)))
         };
-        measure("raw bwrap", raw, &sessions).await;
+        if named.is_empty() {
+            measure("raw bwrap", raw, &sessions).await;
+        }
         for (backend, host) in &backends {
             let work = |session: Arc<Session>| {
                 let (backend, host) = (backend.clone(), host.clone());

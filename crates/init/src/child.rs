@@ -30,7 +30,7 @@ pub(crate) struct CommandProcess {
 }
 
 /// Starts the process and returns when all its restrictions are in place.
-pub(crate) fn start(state: &InitState) -> Result<CommandProcess, Failure> {
+pub(crate) fn start(state: &InitState<'_>) -> Result<CommandProcess, Failure> {
     let (ours, theirs) = fd::socket_pair().map_err(at(Step::CreateLaunchSocket))?;
     let child = || run(&state.setup, &theirs);
     let pid = state.process.fork(child).map_err(at(Step::Fork))?;

@@ -9,6 +9,9 @@ use codelia_init::{Decoder, Failure, Report, Request, Step, encode};
 use codelia_sys::{Errno, fd};
 use serde::{Serialize, de::DeserializeOwned};
 
+/// Most messages fit. Each page of it costs a fault in every sandbox.
+const BUFFER_BYTES: usize = 4 * 1024;
+
 /// A socket that carries messages and descriptors in both directions.
 #[derive(Debug)]
 pub(crate) struct Control<S> {
@@ -66,7 +69,7 @@ impl<S: AsFd> Control<S> {
 
     /// Reads once from the socket. Returns false at end of file.
     pub(crate) fn fill(&mut self) -> Result<bool, Failure> {
-        let (mut bytes, mut descriptors) = ([0; 16 * 1024], Vec::new());
+        let (mut bytes, mut descriptors) = ([0; BUFFER_BYTES], Vec::new());
         let count = match fd::receive(&self.socket, &mut bytes, &mut descriptors) {
             Ok(count) => count,
             Err(Errno::CONNRESET) => 0,

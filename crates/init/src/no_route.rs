@@ -1,7 +1,7 @@
 //! Counts how often programs of the sandbox tried to reach an address to which its network has no
 //! route. The kernel counts them, in files that are opened before init is restricted.
 
-use std::{fs::File, io::Read};
+use std::{fs::File, os::unix::fs::FileExt};
 
 use codelia_init::{ExpectedNamespace, SecuritySetup};
 
@@ -31,38 +31,33 @@ impl NoRouteCounters {
         if !matches!(security.expected.namespaces.get("net"), Some(ExpectedNamespace::Not(_))) {
             return Self::default();
         }
-        // Each file is read once.
-        Self { files: open_files(), before: sum(open_files()) }
+        let open = |(path, find): (&str, Find)| File::open(path).ok().map(|file| (file, find));
+        let files: Vec<_> = FILES.into_iter().filter_map(open).collect();
+        Self { before: sum(&files), files }
     }
 
     /// The number of attempts. What cannot be read counts as none.
-    pub(crate) fn count(self) -> u64 {
-        sum(self.files).saturating_sub(self.before)
+    pub(crate) fn count(&self) -> u64 {
+        sum(&self.files).saturating_sub(self.before)
     }
 }
 
-fn open_files() -> Vec<(File, Find)> {
-    let open = |(path, find): (&str, Find)| File::open(path).ok().map(|file| (file, find));
-    FILES.into_iter().filter_map(open).collect()
-}
-
-fn sum(files: Vec<(File, Find)>) -> u64 {
-    let counts = files.into_iter().filter_map(|(file, find)| find(&read(file)?));
+fn sum(files: &[(File, Find)]) -> u64 {
+    let mut buffer = vec![0; MAX_BYTES];
+    let counts = files.iter().filter_map(|(file, find)| find(read(file, &mut buffer)?));
     counts.fold(0, u64::saturating_add)
 }
 
-/// With `read` alone: init's filter allows no other call on files.
-fn read(mut file: File) -> Option<String> {
-    let (mut text, mut length) = (vec![0; MAX_BYTES], 0);
+/// With `pread` alone: init's filter allows no other call on files.
+fn read<'a>(file: &File, buffer: &'a mut [u8]) -> Option<&'a str> {
+    let mut length = 0;
     loop {
-        match file.read(text.get_mut(length..)?) {
-            Ok(0) => break,
+        match file.read_at(buffer.get_mut(length..)?, length as u64) {
+            Ok(0) => return std::str::from_utf8(&buffer[..length]).ok(),
             Ok(count) => length += count,
             Err(_) => return None,
         }
     }
-    text.truncate(length);
-    String::from_utf8(text).ok()
 }
 
 /// In pairs of lines: names, then values.
@@ -93,8 +88,11 @@ mod tests {
 
     #[test]
     fn this_kernel_has_the_counters() {
-        let found =
-            FILES.map(|(path, find)| File::open(path).ok().and_then(read).and_then(|text| find(&text)));
-        assert!(found[0].is_some(), "{found:?}");
+        let (path, find) = FILES[0];
+        let (file, mut buffer) = (File::open(path).unwrap(), vec![0; MAX_BYTES]);
+        for _ in 0..2 {
+            // A read begins again at the start.
+            assert!(read(&file, &mut buffer).and_then(find).is_some());
+        }
     }
 }

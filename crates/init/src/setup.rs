@@ -1,6 +1,7 @@
 //! The setup of init itself, before it starts the command's process: one ordered list of steps.
 
 use std::{
+    borrow::Cow,
     io::{self, Stdin},
     os::fd::OwnedFd,
 };
@@ -23,10 +24,10 @@ use crate::{
 
 /// What later steps need.
 #[derive(Debug)]
-pub(crate) struct InitState {
+pub(crate) struct InitState<'a> {
     pub(crate) process: SingleThread,
     pub(crate) events: ChildEvents,
-    pub(crate) setup: Setup,
+    pub(crate) setup: Cow<'a, Setup>,
     pub(crate) no_routes: NoRouteCounters,
 }
 
@@ -41,10 +42,10 @@ pub(crate) struct Inherited<'a> {
 }
 
 /// The steps, in order. A step that drops a privilege comes after those that need it.
-pub(crate) fn run(
+pub(crate) fn run<'a>(
     control: &mut Control<Stdin>,
-    inherited: Option<Inherited<'_>>,
-) -> Result<InitState, Failure> {
+    inherited: Option<Inherited<'a>>,
+) -> Result<InitState<'a>, Failure> {
     let process = SingleThread::claim().map_err(at(Step::ClaimSingleThread))?;
     fd::redirect_output_to_null().map_err(at(Step::RedirectOutput))?;
     process::new_session().map_err(at(Step::LeaveSession))?;
@@ -52,27 +53,26 @@ pub(crate) fn run(
     process::become_subreaper().map_err(at(Step::BecomeSubreaper))?;
     check_descendants()?;
     let events = watch_children().map_err(at(Step::BlockSignals))?;
-    let mut setup = match inherited {
-        Some(inherited) => inherited.setup.clone(),
-        None => receive_setup(control)?,
+    let setup = match inherited {
+        Some(inherited) => Cow::Borrowed(inherited.setup),
+        None => Cow::Owned(receive_setup(control)?),
     };
-    let checks_mounts = !inherited.is_some_and(|inherited| inherited.are_mounts_checked);
     let mut no_routes = NoRouteCounters::default();
-    if let Some(security) = &mut setup.security {
+    if let Some(security) = &setup.security {
         // After the cgroups are joined: they pay for the sockets. Before the view, which makes the
         // settings of the network read-only.
         if let Some(egress) = &security.egress {
             network::create(egress, &security.expected, control)?;
         }
         // After the cgroups are joined: the root of the new cgroup namespace is the own cgroup.
-        if let Some(view) = &security.view {
-            let made = view::create(view, &security.expected)?;
-            let of_template = inherited.into_iter().flat_map(|inherited| inherited.made.iter().cloned());
-            security.expected.mounts.extend(of_template.chain(made));
-        }
+        let view = security.view.as_ref();
+        let made = view.map(|view| view::create(view, &security.expected)).transpose()?.unwrap_or_default();
         check::environment(&security.expected)?;
-        if checks_mounts {
-            check::mounts(&security.expected)?;
+        if !inherited.is_some_and(|inherited| inherited.are_mounts_checked) {
+            let of_template = inherited.into_iter().flat_map(|inherited| inherited.made.iter().cloned());
+            let mut expected = security.expected.clone();
+            expected.mounts.extend(of_template.chain(made));
+            check::mounts(&expected)?;
         }
         // After the check that the network is the sandbox's own.
         no_routes = NoRouteCounters::open(security);

@@ -38,12 +38,16 @@ pub fn are_secure_bits_locked() -> Result<bool, Errno> {
 pub fn drop_bounding_set() -> Result<(), Errno> {
     for number in 0..u64::BITS {
         let capability = CapabilitySet::from_bits_retain(1 << number);
-        match thread::capability_is_in_bounding_set(capability) {
-            Ok(true) => thread::remove_capability_from_bounding_set(capability)?,
-            Ok(false) => {}
+        match thread::remove_capability_from_bounding_set(capability) {
+            Ok(()) => {}
             // Past the last capability that the kernel knows.
             Err(Errno::INVAL) => break,
-            Err(errno) => return Err(errno),
+            // It may not remove any, which is fine if there is none.
+            Err(errno) => match thread::capability_is_in_bounding_set(capability) {
+                Ok(false) => {}
+                Err(Errno::INVAL) => break,
+                _ => return Err(errno),
+            },
         }
     }
     Ok(())

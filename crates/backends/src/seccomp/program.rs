@@ -16,6 +16,13 @@ pub(super) const RETURN: u16 = 0x06;
 const JUMP: u16 = 0x05;
 /// `SECCOMP_RET_ALLOW`.
 pub(super) const ALLOW: u32 = 0x7fff_0000;
+/// `SECCOMP_RET_KILL_PROCESS`.
+const KILL: u32 = 0x8000_0000;
+/// `BPF_LD` of a word of the call's description, at an offset.
+pub(super) const LOAD: u16 = 0x20;
+pub(super) const ARCHITECTURE_OFFSET: u32 = 4;
+/// `BPF_JMP` if equal.
+pub(super) const JUMP_EQUAL: u16 = 0x15;
 
 /// The program of a context.
 pub(super) fn export(context: &ScmpFilterContext) -> Result<Vec<u64>, Error> {
@@ -37,6 +44,12 @@ pub(super) fn chain(first: &[u64], second: &[u64]) -> Result<Vec<u64>, Error> {
     }
     program.extend(second);
     Ok(program)
+}
+
+/// A program that kills for every call. It begins with the architecture, as those of libseccomp do.
+pub(super) fn kill_all(architecture: u32) -> [u64; 3] {
+    let check = branch(JUMP_EQUAL, architecture, 0, 0);
+    [instruction(LOAD, ARCHITECTURE_OFFSET), check, instruction(RETURN, KILL)]
 }
 
 /// An instruction without branches.

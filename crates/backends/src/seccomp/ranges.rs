@@ -3,14 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use super::program::{ALLOW, RETURN, branch, instruction, parts};
+use super::program::{ALLOW, ARCHITECTURE_OFFSET, JUMP_EQUAL, LOAD, RETURN, branch, instruction, parts};
 
-/// `BPF_LD` of a word of the call's description, at an offset.
-const LOAD: u16 = 0x20;
 const NUMBER_OFFSET: u32 = 0;
-const ARCHITECTURE_OFFSET: u32 = 4;
-/// `BPF_JMP` if equal, and if greater or equal.
-const JUMP_EQUAL: u16 = 0x15;
+/// `BPF_JMP` if greater or equal.
 const JUMP_GREATER_EQUAL: u16 = 0x35;
 
 /// The instructions before the comparisons.
@@ -106,7 +102,7 @@ fn search(changes: &[u32], is_allowed: bool, comparisons: &mut Vec<Comparison>) 
 }
 
 /// The architecture that a program checks first, as those of libseccomp do.
-fn checked_architecture(program: &[u64]) -> Option<u32> {
+pub(super) fn checked_architecture(program: &[u64]) -> Option<u32> {
     let [load, check, ..] = program else { return None };
     let is_load = *load == instruction(LOAD, ARCHITECTURE_OFFSET);
     let (code, constant) = parts(*check);
