@@ -1,4 +1,4 @@
-//! Processor time of the processes of an installation, from `/proc`.
+//! Processor time and context switches of the processes of an installation, from `/proc`.
 
 use std::{collections::BTreeMap, fs};
 
@@ -18,31 +18,15 @@ impl ProcessorTime {
     /// tools and commands, and those that have ended. The rest of the machine is mostly kernel threads,
     /// which remove namespaces and control groups.
     pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
-        let backend = cluster.database.number("SELECT pid::bigint FROM pg_stat_activity LIMIT 1").await?;
         let machine = machine_seconds()?;
-        // Processes may end meanwhile.
-        let pids =
-            fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let all: BTreeMap<u32, Stat> = pids.filter_map(|pid| Some((pid, Stat::read(pid).ok()?))).collect();
-        let stat = |pid: u32| all.get(&pid).with_context(|| format!("process {pid} has ended"));
-        // The process that all backends descend from.
-        let postmaster = stat(u32::try_from(backend)?)?.parent;
-        let server = stat(postmaster)?;
-        let backends = all.values().filter(|stat| stat.parent == postmaster).map(|stat| stat.own);
-        let worker_pid = cluster.workers[0].process.pid();
-        let worker = stat(worker_pid)?;
-        let below = below(&all, worker_pid);
-        let mut times = BTreeMap::from([
-            ("client", stat(std::process::id())?.own),
-            ("api", stat(cluster.apis[0].process.pid())?.own),
-            ("worker", worker.own),
-            ("templates", below.iter().map(|stat| stat.own).sum()),
-            (
-                "sandbox and command",
-                worker.ended_children + below.iter().map(|stat| stat.ended_children).sum::<f64>(),
-            ),
-            ("Postgres", server.own + server.ended_children + backends.sum::<f64>()),
-        ]);
+        let processes = Processes::of(cluster).await?;
+        let own = |pids: &[u32]| pids.iter().map(|pid| processes.all[pid].own).sum::<f64>();
+        let ended = |pids: &[u32]| pids.iter().map(|pid| processes.all[pid].ended_children).sum::<f64>();
+        let mut times: BTreeMap<_, _> =
+            processes.kinds.iter().map(|(kind, pids)| (*kind, own(pids))).collect();
+        let ended_in_sandboxes = ended(&processes.kinds["worker"]) + ended(&processes.kinds["templates"]);
+        times.insert("sandbox and command", ended_in_sandboxes);
+        *times.entry("Postgres").or_default() += ended(&[processes.postmaster]);
         let known: f64 = times.values().sum();
         times.insert("rest of the machine", machine - known);
         Ok(Self(times))
@@ -50,10 +34,80 @@ impl ProcessorTime {
 
     /// The seconds used since an earlier reading, by kind of process.
     pub(crate) fn since(&self, before: &Self) -> BTreeMap<&'static str, f64> {
-        self.0
-            .iter()
-            .map(|(name, now)| (*name, now - before.0.get(name).copied().unwrap_or_default()))
-            .collect()
+        since(&self.0, &before.0)
+    }
+}
+
+/// How often processors changed to and from the threads of each kind of process. Sandboxes have ended, so
+/// they count only in the sum of the machine, which has the changes to no process as well.
+#[derive(Debug)]
+pub(crate) struct ContextSwitches(BTreeMap<&'static str, f64>);
+
+impl ContextSwitches {
+    /// Reads it for the processes of a cluster, as [`ProcessorTime::of`].
+    pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
+        let processes = Processes::of(cluster).await?;
+        let switches = |pids: &Vec<u32>| pids.iter().map(|pid| switches_of(*pid)).sum::<f64>();
+        let mut all: BTreeMap<_, _> =
+            processes.kinds.iter().map(|(kind, pids)| (*kind, switches(pids))).collect();
+        let stat = fs::read_to_string("/proc/stat")?;
+        let machine = stat.lines().find_map(|line| line.strip_prefix("ctxt ")).context("no ctxt")?;
+        all.insert("machine", machine.parse()?);
+        Ok(Self(all))
+    }
+
+    /// Those since an earlier reading, by kind of process.
+    pub(crate) fn since(&self, before: &Self) -> BTreeMap<&'static str, f64> {
+        since(&self.0, &before.0)
+    }
+}
+
+fn since(
+    now: &BTreeMap<&'static str, f64>,
+    before: &BTreeMap<&'static str, f64>,
+) -> BTreeMap<&'static str, f64> {
+    now.iter().map(|(name, now)| (*name, now - before.get(name).copied().unwrap_or_default())).collect()
+}
+
+/// Those of all living threads of a process; none if it has ended.
+fn switches_of(pid: u32) -> f64 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let statuses = threads.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());
+    let count = |line: &str| line.split_once("ctxt_switches:")?.1.trim().parse::<f64>().ok();
+    statuses.map(|status| status.lines().filter_map(count).sum::<f64>()).sum()
+}
+
+/// The processes of an installation.
+struct Processes {
+    /// Those of the machine, by id.
+    all: BTreeMap<u32, Stat>,
+    /// The ids of those of the installation that live.
+    kinds: BTreeMap<&'static str, Vec<u32>>,
+    /// The process that all backends of Postgres descend from.
+    postmaster: u32,
+}
+
+impl Processes {
+    async fn of(cluster: &Cluster) -> Result<Self> {
+        let backend = cluster.database.number("SELECT pid::bigint FROM pg_stat_activity LIMIT 1").await?;
+        // Processes may end meanwhile.
+        let pids =
+            fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let all: BTreeMap<u32, Stat> = pids.filter_map(|pid| Some((pid, Stat::read(pid).ok()?))).collect();
+        let postmaster = all.get(&u32::try_from(backend)?).context("the backend has ended")?.parent;
+        let backends = all.iter().filter(|(_, stat)| stat.parent == postmaster).map(|(pid, _)| *pid);
+        let worker = cluster.workers[0].process.pid();
+        let kinds = BTreeMap::from([
+            ("client", vec![std::process::id()]),
+            ("api", vec![cluster.apis[0].process.pid()]),
+            ("worker", vec![worker]),
+            ("templates", below(&all, worker)),
+            ("Postgres", backends.chain([postmaster]).collect()),
+        ]);
+        for pid in kinds.values().flatten() {
+            all.get(pid).with_context(|| format!("process {pid} has ended"))?;
+        }
+        Ok(Self { all, kinds, postmaster })
     }
 }
 
@@ -82,12 +136,12 @@ impl Stolen {
 }
 
 /// The processes below one.
-fn below(all: &BTreeMap<u32, Stat>, pid: u32) -> Vec<&Stat> {
+fn below(all: &BTreeMap<u32, Stat>, pid: u32) -> Vec<u32> {
     let (mut found, mut parents) = (Vec::new(), vec![pid]);
     while let Some(parent) = parents.pop() {
-        for (pid, stat) in all.iter().filter(|(_, stat)| stat.parent == parent) {
+        for (pid, _) in all.iter().filter(|(_, stat)| stat.parent == parent) {
             parents.push(*pid);
-            found.push(stat);
+            found.push(*pid);
         }
     }
     found

@@ -53,7 +53,7 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
     }
     let mut report = Report::default();
     for (index, process) in PROCESSES.into_iter().enumerate() {
-        let bytes = scrape(&addresses[index]).await?;
+        let bytes = scrape(&addresses[index]).await?.len();
         let of_runs = without.used[index] / without.runs * with.runs;
         // Less than nothing is noise.
         let each = ((with.used[index] - of_runs) / with.scrapes[index]).max(0.0);
@@ -106,8 +106,8 @@ async fn turn(cluster: &Cluster, load: &Runs, addresses: Option<&[String; 2]>) -
     Ok(Total { runs, scrapes, used: PROCESSES.map(|process| used[process]) })
 }
 
-/// Reads the page as Prometheus does. Returns its size.
-async fn scrape(address: &str) -> Result<usize> {
+/// Reads the page as Prometheus does.
+pub(crate) async fn scrape(address: &str) -> Result<String> {
     let mut stream = TcpStream::connect(address).await?;
     let request = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
@@ -115,9 +115,9 @@ async fn scrape(address: &str) -> Result<usize> {
     stream.read_to_string(&mut page).await?;
     let (head, body) = page.split_once("\r\n\r\n").context("a page without a head")?;
     ensure!(head.starts_with("HTTP/1.1 200"), "{head}");
-    Ok(body.len())
+    Ok(body.to_owned())
 }
 
-async fn free_address() -> Result<String> {
+pub(crate) async fn free_address() -> Result<String> {
     Ok(TcpListener::bind("127.0.0.1:0").await?.local_addr()?.to_string())
 }

@@ -47,6 +47,10 @@ use self::{
     output::{Output, StdoutClosed},
 };
 
+#[cfg(feature = "count-allocations")]
+#[global_allocator]
+static ALLOCATOR: codelia_sys::allocation::CountingAllocator = codelia_sys::allocation::CountingAllocator;
+
 /// Exit code that a shell reports for a program killed by SIGPIPE.
 const BROKEN_PIPE: u8 = 141;
 

@@ -6,6 +6,7 @@
 
 mod error;
 
+pub mod allocation;
 pub mod capability;
 pub mod cgroup;
 pub mod elf;

@@ -35,6 +35,8 @@ pub(crate) async fn api(loaded: &Loaded, output: Output) -> Result<()> {
     protect_memory()?;
     let config = &loaded.config;
     let _telemetry = codelia_telemetry::init(options::telemetry(config, "codelia-api", options::SEPARATE)?)?;
+    #[cfg(feature = "count-allocations")]
+    codelia_telemetry::observe_allocations(codelia_sys::allocation::count);
     loaded.log_warnings();
     options::raise_open_files()?;
     let shutdown = signals::shutdown()?;
@@ -57,6 +59,8 @@ pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
     protect_memory()?;
     let _telemetry =
         codelia_telemetry::init(options::telemetry(config, "codelia-worker", options::SEPARATE)?)?;
+    #[cfg(feature = "count-allocations")]
+    codelia_telemetry::observe_allocations(codelia_sys::allocation::count);
     loaded.log_warnings();
     options::raise_open_files()?;
     let shutdown = signals::shutdown()?;

@@ -330,6 +330,14 @@ pub(crate) fn one_label(name: &'static str, value: &'static str) -> [KeyValue; 1
     [KeyValue::new(name, value)]
 }
 
+/// Exports how often this process has allocated memory, in a build that counts it.
+pub fn observe_allocations(count: fn() -> u64) {
+    let meter = global::meter("codelia");
+    let counter = meter.u64_observable_counter("codelia_allocations");
+    let counter = counter.with_description("Allocations of this process");
+    counter.with_callback(move |counter| counter.observe(count(), &[])).build();
+}
+
 /// Computed on each scrape, so that the value expires when no more commands are launched.
 fn setup_p95(meter: &Meter, setups: Arc<LatencyWindows>) -> ObservableGauge<f64> {
     meter
