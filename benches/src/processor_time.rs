@@ -7,6 +7,8 @@ use codelia_tests::Cluster;
 
 /// Clock ticks of `/proc/PID/stat` in a second, the same on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
+/// The processes of mode `native` that hold the namespaces of a session.
+const TEMPLATES: &str = "templates";
 
 /// The seconds that each kind of process has used since it started.
 #[derive(Debug)]
@@ -24,7 +26,7 @@ impl ProcessorTime {
         let ended = |pids: &[u32]| pids.iter().map(|pid| processes.all[pid].ended_children).sum::<f64>();
         let mut times: BTreeMap<_, _> =
             processes.kinds.iter().map(|(kind, pids)| (*kind, own(pids))).collect();
-        let ended_in_sandboxes = ended(&processes.kinds["worker"]) + ended(&processes.kinds["templates"]);
+        let ended_in_sandboxes = ended(&processes.kinds["worker"]) + ended(&processes.kinds[TEMPLATES]);
         times.insert("sandbox and command", ended_in_sandboxes);
         *times.entry("Postgres").or_default() += ended(&[processes.postmaster]);
         let known: f64 = times.values().sum();
@@ -38,8 +40,8 @@ impl ProcessorTime {
     }
 }
 
-/// How often processors changed to and from the threads of each kind of process. Sandboxes have ended, so
-/// they count only in the sum of the machine, which has the changes to no process as well.
+/// Context switches of the threads of each kind of process, and of the machine. Sandboxes and templates end
+/// meanwhile, so only the machine's number has theirs. It also has the switches to and from idling.
 #[derive(Debug)]
 pub(crate) struct ContextSwitches(BTreeMap<&'static str, f64>);
 
@@ -48,8 +50,8 @@ impl ContextSwitches {
     pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
         let processes = Processes::of(cluster).await?;
         let switches = |pids: &Vec<u32>| pids.iter().map(|pid| switches_of(*pid)).sum::<f64>();
-        let mut all: BTreeMap<_, _> =
-            processes.kinds.iter().map(|(kind, pids)| (*kind, switches(pids))).collect();
+        let lasting = processes.kinds.iter().filter(|(kind, _)| **kind != TEMPLATES);
+        let mut all: BTreeMap<_, _> = lasting.map(|(kind, pids)| (*kind, switches(pids))).collect();
         let stat = fs::read_to_string("/proc/stat")?;
         let machine = stat.lines().find_map(|line| line.strip_prefix("ctxt ")).context("no ctxt")?;
         all.insert("machine", machine.parse()?);
@@ -101,7 +103,7 @@ impl Processes {
             ("client", vec![std::process::id()]),
             ("api", vec![cluster.apis[0].process.pid()]),
             ("worker", vec![worker]),
-            ("templates", below(&all, worker)),
+            (TEMPLATES, below(&all, worker)),
             ("Postgres", backends.chain([postmaster]).collect()),
         ]);
         for pid in kinds.values().flatten() {

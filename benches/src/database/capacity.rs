@@ -1,5 +1,6 @@
 //! What one run costs: processor time and context switches of each process of an installation, statements
-//! and log (WAL) of the database, and allocations in a build that counts them. `docs/scaling.md` and ADR 7 compute with it.
+//! and log (WAL) of the database, and allocations in a build that counts them. `docs/scaling.md` and ADR 7
+//! compute with it.
 
 use std::{
     collections::BTreeMap,
@@ -51,7 +52,7 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize, seconds: u64) 
     let window = Duration::from_secs(seconds);
     let shape = ClusterOptions { apis: 0, workers: 0, slots: 4 * cores, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
-    let pages = Pages { api: free_address().await?, worker: free_address().await? };
+    let pages = MetricsPages { api: free_address().await?, worker: free_address().await? };
     cluster.add_api_with(&[("CODELIA_METRICS_LISTEN", &pages.api)]).await?;
     cluster.add_worker_with(&[("CODELIA_METRICS_LISTEN", &pages.worker)]).await?;
     let mut all = Vec::new();
@@ -70,12 +71,12 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize, seconds: u64) 
 }
 
 /// The addresses of the metrics pages.
-struct Pages {
+struct MetricsPages {
     api: String,
     worker: String,
 }
 
-impl Pages {
+impl MetricsPages {
     /// How often each process has allocated; empty if the build does not count it.
     async fn allocations(&self) -> Result<BTreeMap<&'static str, f64>> {
         let mut counts = BTreeMap::new();
@@ -102,7 +103,7 @@ fn write_counts(f: &mut fmt::Formatter<'_>, what: &str, counts: &BTreeMap<&str, 
 impl Capacity {
     async fn of(
         cluster: &Cluster,
-        pages: &Pages,
+        pages: &MetricsPages,
         mode: &'static str,
         sessions: &'static str,
         runs: impl Future<Output = Result<Measured>>,
