@@ -15,6 +15,6 @@ mod tenant_pool;
 pub mod trace;
 
 pub use http::{HttpLimits, Probes, serve_metrics};
-pub use metrics::{DiskCause, DiskEffect, Metrics, Step, metrics, observe_allocations};
+pub use metrics::{DiskCause, DiskEffect, Metrics, Step, metrics, observe_counter};
 pub use pipeline::{Error, Format, Guard, Options, init};
 pub use tenant_pool::{Permit, TenantBusy, TenantPool};

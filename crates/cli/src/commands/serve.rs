@@ -30,13 +30,20 @@ pub(crate) fn protect_memory() -> Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("cannot make this process undumpable")
 }
 
+/// Exports how often this process has allocated memory.
+#[cfg(feature = "count-allocations")]
+fn observe_allocations() {
+    let count = codelia_sys::allocation::count;
+    codelia_telemetry::observe_counter("codelia_allocations", "Allocations of this process", count);
+}
+
 /// Serves the public API until a termination signal arrives.
 pub(crate) async fn api(loaded: &Loaded, output: Output) -> Result<()> {
     protect_memory()?;
     let config = &loaded.config;
     let _telemetry = codelia_telemetry::init(options::telemetry(config, "codelia-api", options::SEPARATE)?)?;
     #[cfg(feature = "count-allocations")]
-    codelia_telemetry::observe_allocations(codelia_sys::allocation::count);
+    observe_allocations();
     loaded.log_warnings();
     options::raise_open_files()?;
     let shutdown = signals::shutdown()?;
@@ -60,7 +67,7 @@ pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
     let _telemetry =
         codelia_telemetry::init(options::telemetry(config, "codelia-worker", options::SEPARATE)?)?;
     #[cfg(feature = "count-allocations")]
-    codelia_telemetry::observe_allocations(codelia_sys::allocation::count);
+    observe_allocations();
     loaded.log_warnings();
     options::raise_open_files()?;
     let shutdown = signals::shutdown()?;

@@ -330,11 +330,10 @@ pub(crate) fn one_label(name: &'static str, value: &'static str) -> [KeyValue; 1
     [KeyValue::new(name, value)]
 }
 
-/// Exports how often this process has allocated memory, in a build that counts it.
-pub fn observe_allocations(count: fn() -> u64) {
+/// Exports a counter that only some builds have, such as those for measurements.
+pub fn observe_counter(name: &'static str, description: &'static str, count: fn() -> u64) {
     let meter = global::meter("codelia");
-    let counter = meter.u64_observable_counter("codelia_allocations");
-    let counter = counter.with_description("Allocations of this process");
+    let counter = meter.u64_observable_counter(name).with_description(description);
     counter.with_callback(move |counter| counter.observe(count(), &[])).build();
 }
 
