@@ -39,13 +39,15 @@ pub(crate) async fn response_events(mut events: mpsc::Receiver<Event>) -> impl S
 }
 
 fn comes_before_start(event: &Event) -> bool {
-    let kind = event.as_ref().ok().and_then(|event| event.kind.as_ref());
-    matches!(kind, Some(Kind::Queued(_) | Kind::Assigned(_)))
+    matches!(kind(event), Some(Kind::Queued(_) | Kind::Assigned(_)))
 }
 
 fn ends_run(event: &Event) -> bool {
-    let kind = event.as_ref().ok().and_then(|event| event.kind.as_ref());
-    matches!(kind, Some(Kind::Finished(_)))
+    matches!(kind(event), Some(Kind::Finished(_)))
+}
+
+fn kind(event: &Event) -> Option<&Kind> {
+    event.as_ref().ok()?.kind.as_ref()
 }
 
 #[cfg(test)]
