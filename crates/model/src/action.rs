@@ -47,7 +47,7 @@ pub enum Action {
         session: usize,
         root: usize,
     },
-    /// A process that may do the upkeep stops for good.
+    /// A process that may do upkeep stops for good.
     StopUpkeep {
         process: usize,
     },
@@ -126,7 +126,7 @@ pub enum Action {
         session: usize,
         epoch: u8,
     },
-    /// The janitor finds an ended session and cancels what is left of it.
+    /// Upkeep finds an ended session and cancels what is left of it.
     BeginRemoval {
         worker: usize,
         session: usize,
@@ -225,7 +225,7 @@ impl Action {
         ) || self.upkeep().is_some()
     }
 
-    /// The process and the statement of a task of the upkeep.
+    /// The process and the statement of a task of upkeep.
     pub(crate) fn upkeep(self) -> Option<(usize, Statement)> {
         match self {
             Self::Sweep { process } => Some((process, Statement::Sweep)),

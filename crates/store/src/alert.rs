@@ -1,4 +1,4 @@
-//! The table `alerts`: what a webhook is to be told of. A trigger on `events` queues them.
+//! The table `alerts`: what a webhook is to be told of. A trigger on `audit` queues them.
 
 use std::time::Duration;
 

@@ -13,6 +13,9 @@ pub enum Error {
     /// The URL is not that of a Postgres database.
     #[error("invalid database URL: expected postgres://USER@HOST:PORT/DATABASE")]
     InvalidUrl,
+    /// The options name no database.
+    #[error("no database configured: set database.url or CODELIA_DATABASE_URL")]
+    NoUrl,
     /// The database cannot be reached or cannot serve now. The same call may succeed later.
     #[error("database unavailable")]
     Unavailable(#[source] sqlx::Error),

@@ -12,8 +12,10 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, postgres::PgConnectOptions};
 use tokio::time::timeout;
 
 use crate::{
-    DrainedBy, Error, EventBody, EventSubject, Heartbeat, NewWorker, Store, audit::AuditLog, event,
-    pools::Settings, worker,
+    DrainedBy, Error, EventBody, EventSubject, Heartbeat, NewWorker, Store,
+    audit::{self, AuditLog},
+    pools::Settings,
+    worker,
 };
 
 /// A connection for the heartbeat of one worker. Every call opens it if needed, and after a failed
@@ -69,9 +71,9 @@ impl LeaseConnection {
         self.call(async |connection| worker::drain(connection, id, DrainedBy::Worker).await.map(drop)).await
     }
 
-    /// As [`Store::event_insert`].
-    pub async fn event_insert(&self, subject: &EventSubject, body: &EventBody) -> Result<(), Error> {
-        self.call(async |connection| event::insert(&self.audit, connection, subject, body).await).await
+    /// As [`Store::audit_insert`].
+    pub async fn audit_insert(&self, subject: &EventSubject, body: &EventBody) -> Result<(), Error> {
+        self.call(async |connection| audit::insert(&self.audit, connection, subject, body).await).await
     }
 
     /// Calls the database within the timeout.

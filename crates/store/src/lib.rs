@@ -11,7 +11,6 @@ mod alert;
 mod approval;
 mod audit;
 mod error;
-mod event;
 mod flag;
 mod group;
 mod key;
@@ -53,9 +52,8 @@ pub use approval::{
     MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Permitted, ReadGrant, Reader,
     Revocation, RunToWake, Withdrawn,
 };
-pub use audit::{AuditEvent, AuditFilter, AuditProblem, AuditReport};
+pub use audit::{AuditEvent, AuditFilter, AuditProblem, AuditReport, EventBody, EventKind, EventSubject};
 pub use error::Error;
-pub use event::{Event, EventBody, EventKind, EventSubject};
 pub use flag::{
     Flag, FlagAction, FlagRollback, FlagTally, MAX_FLAGS, NewFlagRevision, RolledBack, TrippedFlag,
 };
@@ -63,9 +61,9 @@ pub use key::{Caller, FoundKey, Key, KeyStanding, KeyVersion, NewKey, OperatorBo
 pub use lease::{Lease, ReleaseOutcome, SweepReport, WantedSessions};
 pub use lease_connection::LeaseConnection;
 pub use local_postgres::{LocalPostgres, LocalPostgresError};
-pub use objects::{ObjectProblem, OutputLocation, OutputOptions, S3Options};
+pub use objects::{ObjectProblem, OutputLocation, OutputOptions};
 pub use output::{OutputChunk, OutputStream};
-pub use pools::{Options, Pooler};
+pub use pools::{DatabaseUrl, Options, Pooler};
 pub use recent_map::RecentMap;
 pub use run::{
     ActiveRuns, AssignedRun, Cancellation, ChangesDecision, HeldChanges, HeldSessions, NewRun, Queue,
@@ -76,7 +74,7 @@ pub use scope_policy::{
     MAX_POLICY_NAMES, MAX_POLICY_VERSIONS, NewPolicyVersion, PolicyChange, PolicyVersion, ScopePolicySet,
     ScopeRef,
 };
-pub use secret::{SealedEnv, SecretError, SecretKey};
+pub use secret::{SealedEnv, SecretError, SecretKey, SecretOptions, read_private};
 pub use session::{
     DiskReport, DiskReported, NewSession, Session, SessionChange, SessionCreated, SessionDisk,
     SessionEndReason, SessionFilter, SessionNetwork, SessionQuarantine, SessionRef, SessionSpec,
@@ -87,7 +85,7 @@ pub use tenant_lifecycle::TenantDeletion;
 pub use tool::{
     MAX_TOOLS, Tool, ToolApproval, ToolChange, ToolChanged, ToolNotChanged, ToolQuarantine, ToolWithdrawn,
 };
-pub use upkeep::{InvalidRetention, Retention, TenantRetention, Upkeep, UpkeepPass};
+pub use upkeep::{Retention, TenantRetention, Upkeep, UpkeepPass};
 pub use volume::{
     MAX_VOLUMES, MAX_VOLUMES_BYTES, MountedVolume, NewVolume, SessionVolumes, Volume, VolumeNotCreated,
     VolumeNotDeleted, VolumesMounted,

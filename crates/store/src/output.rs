@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 use codelia_types::{LeaseToken, RunId, TenantId};
+use serde::Serialize;
+use sqlx::types::Json;
 
 use crate::{Error, ObjectProblem, Store, objects::ObjectName};
 
@@ -37,29 +39,38 @@ pub struct OutputChunk {
     pub data: Vec<u8>,
 }
 
-/// Chunks as arrays of columns, to insert them in one statement. Their bytes are in the rows, or all
-/// in one object.
+/// Chunks as arguments of a statement that inserts them. Their bytes are in the rows, or all in one
+/// object.
 #[derive(Debug, Default)]
 pub(crate) struct Columns<'a> {
-    pub(crate) positions: Vec<i64>,
-    pub(crate) streams: Vec<i16>,
-    pub(crate) offsets: Vec<i64>,
+    pub(crate) chunks: Vec<ChunkColumns>,
     pub(crate) data: Vec<Option<&'a [u8]>>,
     pub(crate) object: Option<String>,
-    pub(crate) object_offsets: Vec<Option<i32>>,
-    pub(crate) lengths: Vec<Option<i32>>,
+}
+
+/// The columns of a chunk next to its bytes.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChunkColumns {
+    position: i64,
+    stream: i16,
+    stream_offset: i64,
+    object_offset: Option<i32>,
+    length: Option<i32>,
 }
 
 impl<'a> Columns<'a> {
     fn inline(chunks: &'a [OutputChunk]) -> Self {
+        let columns = |chunk: &OutputChunk| ChunkColumns {
+            position: chunk.position,
+            stream: chunk.stream as i16,
+            stream_offset: chunk.offset,
+            object_offset: None,
+            length: None,
+        };
         Self {
-            positions: chunks.iter().map(|chunk| chunk.position).collect(),
-            streams: chunks.iter().map(|chunk| chunk.stream as i16).collect(),
-            offsets: chunks.iter().map(|chunk| chunk.offset).collect(),
+            chunks: chunks.iter().map(columns).collect(),
             data: chunks.iter().map(|chunk| Some(chunk.data.as_slice())).collect(),
             object: None,
-            object_offsets: vec![None; chunks.len()],
-            lengths: vec![None; chunks.len()],
         }
     }
 
@@ -67,11 +78,10 @@ impl<'a> Columns<'a> {
     fn in_object(mut self, name: &ObjectName) -> Result<(Self, Bytes), Error> {
         let parts: Vec<&[u8]> = self.data.iter_mut().filter_map(Option::take).collect();
         let mut end = 0;
-        for (part, (offset, length)) in
-            parts.iter().zip(self.object_offsets.iter_mut().zip(&mut self.lengths))
-        {
+        for (part, chunk) in parts.iter().zip(&mut self.chunks) {
             let size = i32::try_from(part.len()).ok();
-            (*offset, *length) = (Some(end), size);
+            chunk.object_offset = Some(end);
+            chunk.length = size;
             end = size.and_then(|size| end.checked_add(size)).ok_or(TOO_LARGE)?;
         }
         self.object = Some(name.to_string());
@@ -119,9 +129,12 @@ impl Store {
              ),
              stored AS (
                  INSERT INTO run_output (run_id, position, stream, stream_offset, data, object, object_offset, length)
-                 SELECT run.id, c.position, c.stream, c.stream_offset, c.data, $9, c.object_offset, c.length
-                 FROM run, unnest($5::bigint[], $6::smallint[], $7::bigint[], $8::bytea[], $10::integer[], $11::integer[])
-                     AS c (position, stream, stream_offset, data, object_offset, length)
+                 SELECT run.id, c.position, c.stream, c.stream_offset, c.data, $7, c.object_offset, c.length
+                 FROM run, ROWS FROM (
+                     jsonb_to_recordset($5) AS (position bigint, stream smallint, stream_offset bigint,
+                                                object_offset integer, length integer),
+                     unnest($6::bytea[])
+                 ) AS c (position, stream, stream_offset, object_offset, length, data)
                  ON CONFLICT (run_id, position) DO NOTHING
              )
              SELECT count(*) AS "matched!" FROM run"#,
@@ -129,13 +142,9 @@ impl Store {
             lease.worker.as_str(),
             lease.incarnation.0,
             lease.epoch.0,
-            &columns.positions,
-            &columns.streams,
-            &columns.offsets,
+            Json(&columns.chunks) as _,
             &columns.data as _,
             columns.object.as_deref() as _,
-            &columns.object_offsets as _,
-            &columns.lengths as _,
         )
         .fetch_one(&self.pools.runs)
         .await?;

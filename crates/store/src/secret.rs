@@ -1,9 +1,15 @@
 //! Encryption of the secret variables of runs. The database has only their ciphertext, and only
 //! until the run ends.
 
-use std::fmt;
+use std::{
+    fmt,
+    fs::File,
+    io::{self, Read},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
 
-use codelia_types::{RunId, SecretEnv, TenantId};
+use codelia_types::{RunId, SecretEnv, TenantId, option::InvalidOption};
 use ring::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
     hkdf::{HKDF_SHA256, Prk},
@@ -11,6 +17,8 @@ use ring::{
     rand::{SecureRandom, SystemRandom},
 };
 
+/// More than a secret and a newline.
+const MAX_FILE_BYTES: u64 = 1024;
 /// Bytes of a key.
 const KEY_LEN: usize = 32;
 /// Bytes that identify the key of a ciphertext.
@@ -18,6 +26,44 @@ const KEY_ID_LEN: usize = 8;
 /// Version of the format: version, key id, nonce, ciphertext with tag.
 const VERSION: u8 = 1;
 const HEADER_LEN: usize = 1 + KEY_ID_LEN;
+
+codelia_types::options! {
+    /// Secret variables of sessions and runs: the section `secrets` of the configuration.
+    pub struct SecretOptions {
+        /// File with 64 hexadecimal digits, the key that encrypts them; api and worker need the same
+        /// one. Default: no secrets; `up`: `DATA_DIR/secrets.key`.
+        pub key_file: Option<PathBuf> = None,
+    }
+}
+
+impl SecretOptions {
+    /// Reads the key; `None` if there is none.
+    ///
+    /// # Errors
+    /// If other users have access to the file, or it holds no key.
+    pub fn key(&self) -> Result<Option<SecretKey>, InvalidOption> {
+        let Some(path) = &self.key_file else { return Ok(None) };
+        let refused = |error: &dyn fmt::Display| {
+            InvalidOption::new("secrets.key_file", format!("{}: {error}", path.display()))
+        };
+        let text = read_private(path).map_err(|error| refused(&error))?;
+        SecretKey::parse(&text).map(Some).map_err(|error| refused(&error))
+    }
+}
+
+/// Reads a short file that other users have no access to.
+///
+/// # Errors
+/// If they have, or the file cannot be read.
+pub fn read_private(path: &Path) -> io::Result<String> {
+    let file = File::open(path)?;
+    if file.metadata()?.permissions().mode() & 0o007 != 0 {
+        return Err(io::Error::other("other users have access to it (run `chmod o= FILE`)"));
+    }
+    let mut text = String::new();
+    file.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
+    Ok(text)
+}
 
 /// The installation's key for secrets. Api and worker need the same one.
 #[derive(Clone)]

@@ -7,7 +7,7 @@ use sqlx::{postgres::types::PgInterval, types::Json};
 use time::OffsetDateTime;
 
 use crate::{
-    Error, EventBody, EventKind, EventSubject, Store, TenantRetention, error::is_unique_violation, event, row,
+    Error, EventBody, EventKind, EventSubject, Store, TenantRetention, audit, error::is_unique_violation, row,
 };
 
 /// Within this margin of a quota, inserts of a tenant are serialized so that they cannot exceed it
@@ -129,6 +129,24 @@ pub struct StoredBytes {
     pub disk: i64,
 }
 
+/// A statement that reads tenants: its text up to the columns, the text after them, and its arguments.
+macro_rules! tenant_rows {
+    ($before:literal, $after:literal, $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            TenantRow,
+            $before
+                + r#" id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
+                      quota_requests_per_second, quota_output_bytes, quota_disk_bytes,
+                      max_limits AS "max_limits: Json<LimitsRequest>",
+                      isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
+                      suspended_at, suspend_reason, deleted_at,
+                      retention_runs, retention_output, retention_audit "#
+                + $after,
+            $($argument),*
+        )
+    };
+}
+
 impl Store {
     /// Creates a tenant.
     ///
@@ -170,21 +188,11 @@ impl Store {
 
     /// Returns a tenant.
     pub async fn tenant_get(&self, id: &TenantId) -> Result<Option<Tenant>, Error> {
-        sqlx::query_as!(
-            TenantRow,
-            r#"SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                    quota_requests_per_second, quota_output_bytes, quota_disk_bytes,
-                    max_limits AS "max_limits: Json<LimitsRequest>",
-                    isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
-                    suspended_at, suspend_reason, deleted_at,
-                    retention_runs, retention_output, retention_events, retention_audit
-             FROM tenants WHERE id = $1"#,
-            id.as_str(),
-        )
-        .fetch_optional(&self.pools.runs)
-        .await?
-        .map(Tenant::try_from)
-        .transpose()
+        tenant_rows!("SELECT", "FROM tenants WHERE id = $1", id.as_str(),)
+            .fetch_optional(&self.pools.runs)
+            .await?
+            .map(Tenant::try_from)
+            .transpose()
     }
 
     /// Lists tenants in the order of their ids, after `after`. For operators.
@@ -193,15 +201,9 @@ impl Store {
         after: Option<&TenantId>,
         limit: i64,
     ) -> Result<Vec<Tenant>, Error> {
-        sqlx::query_as!(
-            TenantRow,
-            r#"SELECT id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                    quota_requests_per_second, quota_output_bytes, quota_disk_bytes,
-                    max_limits AS "max_limits: Json<LimitsRequest>",
-                    isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
-                    suspended_at, suspend_reason, deleted_at,
-                    retention_runs, retention_output, retention_events, retention_audit
-             FROM tenants WHERE id > $1 ORDER BY id LIMIT $2"#,
+        tenant_rows!(
+            "SELECT",
+            "FROM tenants WHERE id > $1 ORDER BY id LIMIT $2",
             after.map_or("", TenantId::as_str),
             limit,
         )
@@ -218,9 +220,8 @@ impl Store {
         id: &TenantId,
         change: QuotasChange,
     ) -> Result<Option<Tenant>, Error> {
-        sqlx::query_as!(
-            TenantRow,
-            r#"UPDATE tenants SET
+        tenant_rows!(
+            "UPDATE tenants SET
                  quota_sessions = coalesce($2, quota_sessions),
                  quota_concurrent_runs = coalesce($3, quota_concurrent_runs),
                  quota_queued_runs = coalesce($4, quota_queued_runs),
@@ -228,12 +229,8 @@ impl Store {
                  quota_output_bytes = coalesce($6, quota_output_bytes),
                  quota_disk_bytes = coalesce($7, quota_disk_bytes)
              WHERE id = $1
-             RETURNING id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                       quota_requests_per_second, quota_output_bytes, quota_disk_bytes,
-                       max_limits AS "max_limits: Json<LimitsRequest>",
-                       isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
-                       suspended_at, suspend_reason, deleted_at,
-                    retention_runs, retention_output, retention_events, retention_audit"#,
+             RETURNING",
+            "",
             id.as_str(),
             change.sessions,
             change.concurrent_runs,
@@ -254,15 +251,10 @@ impl Store {
         id: &TenantId,
         max: &LimitsRequest,
     ) -> Result<Option<Tenant>, Error> {
-        sqlx::query_as!(
-            TenantRow,
-            r#"UPDATE tenants SET max_limits = $2 WHERE id = $1
-             RETURNING id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                       quota_requests_per_second, quota_output_bytes, quota_disk_bytes,
-                       max_limits AS "max_limits: Json<LimitsRequest>",
-                       isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
-                       suspended_at, suspend_reason, deleted_at,
-                    retention_runs, retention_output, retention_events, retention_audit"#,
+        tenant_rows!(
+            "UPDATE tenants SET max_limits = $2 WHERE id = $1
+             RETURNING",
+            "",
             id.as_str(),
             Json(max) as _,
         )
@@ -282,17 +274,12 @@ impl Store {
         key: Option<KeyId>,
     ) -> Result<Option<Tenant>, Error> {
         let mut tx = self.pools.runs.begin().await?;
-        let updated = sqlx::query_as!(
-            TenantRow,
-            r#"UPDATE tenants SET isolation_floor = $2, isolation_ask_floor = $5,
+        let updated = tenant_rows!(
+            "UPDATE tenants SET isolation_floor = $2, isolation_ask_floor = $5,
                                   floor_reason = $3, floor_key = $4, floor_set_at = now()
              WHERE id = $1
-             RETURNING id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                       quota_requests_per_second, quota_output_bytes, quota_disk_bytes,
-                       max_limits AS "max_limits: Json<LimitsRequest>",
-                       isolation_floor, isolation_ask_floor, floor_reason, floor_key, floor_set_at,
-                       suspended_at, suspend_reason, deleted_at,
-                       retention_runs, retention_output, retention_events, retention_audit"#,
+             RETURNING",
+            "",
             id.as_str(),
             level.as_str(),
             reason,
@@ -309,7 +296,7 @@ impl Store {
         let subject = EventSubject { tenant: Some(id.clone()), key, ..EventSubject::default() };
         let field = Some("isolation_floor".to_owned());
         let body = EventBody { kind: EventKind::IsolationFloorSet, field, detail };
-        event::insert(&self.audit, &mut *tx, &subject, &body).await?;
+        audit::insert(&self.audit, &mut *tx, &subject, &body).await?;
         tx.commit().await?;
         updated.try_into().map(Some)
     }
@@ -377,7 +364,6 @@ struct TenantRow {
     deleted_at: Option<OffsetDateTime>,
     retention_runs: Option<PgInterval>,
     retention_output: Option<PgInterval>,
-    retention_events: Option<PgInterval>,
     retention_audit: Option<PgInterval>,
 }
 
@@ -414,7 +400,6 @@ impl TryFrom<TenantRow> for Tenant {
             retention: TenantRetention::from_columns([
                 row.retention_runs,
                 row.retention_output,
-                row.retention_events,
                 row.retention_audit,
             ]),
         })

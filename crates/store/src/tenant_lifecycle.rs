@@ -5,7 +5,9 @@ use codelia_types::{KeyId, Outcome, TenantId};
 use serde_json::json;
 
 use crate::{
-    Error, EventBody, EventKind, EventSubject, Store, Tenant, audit::RunEnds, event, run::EndingRun,
+    Error, EventBody, EventKind, EventSubject, Store, Tenant,
+    audit::{self, RunEnds},
+    run::EndingRun,
 };
 
 /// The reason of canceled runs, which their tenant reads.
@@ -42,7 +44,7 @@ impl Store {
         .await?;
         if suspended.rows_affected() > 0 {
             let body = EventBody::new(EventKind::TenantSuspended, json!({ "reason": reason }));
-            event::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(id)), &body).await?;
+            audit::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(id)), &body).await?;
         }
         tx.commit().await?;
         self.tenant_get(id).await
@@ -60,7 +62,7 @@ impl Store {
         .await?;
         if resumed.rows_affected() > 0 {
             let body = EventBody::new(EventKind::TenantResumed, json!({}));
-            event::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(id)), &body).await?;
+            audit::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(id)), &body).await?;
         }
         tx.commit().await?;
         self.tenant_get(id).await
@@ -90,7 +92,7 @@ impl Store {
         .await?;
         if deleted.rows_affected() > 0 {
             let body = EventBody::new(EventKind::TenantDeleted, json!({ "tenant": id }));
-            event::insert(&self.audit, &mut *tx, &EventSubject::by(key, None), &body).await?;
+            audit::insert(&self.audit, &mut *tx, &EventSubject::by(key, None), &body).await?;
         }
         tx.commit().await?;
         let found = self.tenant_get(id).await?;
@@ -151,11 +153,11 @@ impl Store {
                ),
                ended AS (
                    INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
-                                           cancel_requested_at, cancel_reason, created_at, ended_at, outcome)
+                                           cancel_requested_at, cancel_reason, created_at, ended_at, result)
                    SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
                           coalesce(cancel_requested_at, now()),
                           CASE WHEN cancel_requested_at IS NULL THEN $2 ELSE cancel_reason END,
-                          created_at, now(), '{"kind": "canceled"}'
+                          created_at, now(), '{"outcome": {"kind": "canceled"}}'
                    FROM canceled
                    RETURNING id, tenant_id, session_id
                )
@@ -212,14 +214,6 @@ impl Store {
         .await?;
         self.run_purge_deleted_any_tenant(limit).await?;
         sqlx::query!(
-            "DELETE FROM events WHERE id = ANY (ARRAY(
-                 SELECT e.id FROM tenants t JOIN events e ON e.tenant_id = t.id
-                 WHERE t.suspended_at IS NOT NULL AND t.deleted_at IS NOT NULL LIMIT $1))",
-            limit,
-        )
-        .execute(&self.pools.upkeep)
-        .await?;
-        sqlx::query!(
             "DELETE FROM approvals WHERE id = ANY (ARRAY(
                  SELECT a.id FROM tenants t JOIN approvals a ON a.tenant_id = t.id
                  WHERE t.suspended_at IS NOT NULL AND t.deleted_at IS NOT NULL LIMIT $1))",
@@ -235,7 +229,6 @@ impl Store {
                    AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.tenant_id = t.id)
                    AND NOT EXISTS (SELECT 1 FROM live_runs r WHERE r.tenant_id = t.id)
                    AND NOT EXISTS (SELECT 1 FROM ended_runs r WHERE r.tenant_id = t.id)
-                   AND NOT EXISTS (SELECT 1 FROM events e WHERE e.tenant_id = t.id)
                    AND NOT EXISTS (SELECT 1 FROM approvals a WHERE a.tenant_id = t.id)
                  LIMIT $1 FOR UPDATE OF t SKIP LOCKED
              ),

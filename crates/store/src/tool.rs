@@ -8,7 +8,7 @@ use sqlx::{PgConnection, types::Json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{AssignedRun, Error, EventBody, EventKind, EventSubject, Store, event, row};
+use crate::{AssignedRun, Error, EventBody, EventKind, EventSubject, Store, audit, row};
 
 /// Tools of a tenant.
 pub const MAX_TOOLS: i64 = 1000;
@@ -208,7 +208,7 @@ impl Store {
             EventKind::ToolDeleted,
             json!({ "tool": change.id.as_str(), "version": tool.version }),
         );
-        event::insert(&self.audit, &mut *tx, &subject(change), &body).await?;
+        audit::insert(&self.audit, &mut *tx, &subject(change), &body).await?;
         tx.commit().await?;
         Ok(Ok(()))
     }
@@ -317,7 +317,7 @@ impl Store {
             raise_version(&mut tx, change.tenant).await?;
         }
         detail["tool"] = json!(change.id.as_str());
-        event::insert(&self.audit, &mut *tx, &subject(change), &EventBody::new(kind, detail)).await?;
+        audit::insert(&self.audit, &mut *tx, &subject(change), &EventBody::new(kind, detail)).await?;
         let tool = get(&mut tx, change).await?;
         tx.commit().await?;
         Ok(tool.ok_or(ToolNotChanged::NotFound))

@@ -2,7 +2,6 @@
 
 use std::{str::FromStr, time::Duration};
 
-use codelia_policy::RunSpec;
 use codelia_types::{Incarnation, Mode, SessionId, WorkerId};
 use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
@@ -366,15 +365,13 @@ pub(crate) async fn register(connection: &mut PgConnection, worker: &NewWorker) 
     let texts = |modes: &[Mode]| modes.iter().map(|mode| mode.as_str().to_owned()).collect::<Vec<_>>();
     let (modes, watched_modes) = (texts(&worker.modes), texts(&worker.watched_modes));
     let row = sqlx::query!(
-        r#"INSERT INTO workers (id, incarnation, root_id, address, modes, slots, version, state, lease_until, watched_modes,
-                                features, features_of)
-               VALUES ($1, $2, $3, $4, $5, $6, $7, 'ready', now() + $8, $10, $12, $2)
+        r#"INSERT INTO workers (id, incarnation, root_id, address, modes, slots, version, state, lease_until, watched_modes)
+               VALUES ($1, $2, $3, $4, $5, $6, $7, 'ready', now() + $8, $10)
                ON CONFLICT (id) DO UPDATE SET
                    incarnation = excluded.incarnation, root_id = excluded.root_id, address = excluded.address,
                    modes = excluded.modes, watched_modes = excluded.watched_modes, slots = excluded.slots, busy_slots = 0, version = excluded.version,
                    state = CASE WHEN workers.incarnation = $9 AND workers.state = 'draining' THEN 'draining' ELSE 'ready' END,
                    drains_itself = workers.drains_itself AND workers.incarnation = $9,
-                   features = excluded.features, features_of = excluded.features_of,
                    registered_at = now(), heartbeat_at = now(), lease_until = excluded.lease_until
                WHERE workers.incarnation = $11
                RETURNING now() AS "now!", state = 'draining' AS "drain!""#,
@@ -389,7 +386,6 @@ pub(crate) async fn register(connection: &mut PgConnection, worker: &NewWorker) 
         worker.previous.map(|incarnation| incarnation.0),
         &watched_modes,
         replaced,
-        &RunSpec::FEATURES.map(str::to_owned),
     )
     .fetch_optional(connection)
     .await?

@@ -1,7 +1,7 @@
 //! The workers, as in `crates/worker`: what they do with answers, and how an incarnation ends.
 
-mod janitor;
 mod run;
+mod upkeep;
 
 use crate::{
     local::{Command, LocalLease, LocalRun},

@@ -10,7 +10,7 @@ use super::{
     permitted::{Permitted, Withdrawn},
     request, shortened,
 };
-use crate::{Error, EventKind, Store, event, row};
+use crate::{Error, EventKind, Store, audit, row};
 
 /// A person's decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,7 +139,7 @@ impl Store {
             None => EventKind::ApprovalDenied,
         };
         let body = approval.event(kind, approval.reason.as_deref());
-        event::insert(&self.audit, &mut *tx, &approval.event_subject(Some(decision.key)), &body).await?;
+        audit::insert(&self.audit, &mut *tx, &approval.event_subject(Some(decision.key)), &body).await?;
         let run = match (held, decision.allow) {
             (Some((run, _)), Some(_)) => queue_held(&mut tx, &approval).await?.then_some(run),
             (Some(_), None) => {
@@ -179,7 +179,7 @@ impl Store {
             return Ok(DecisionResult::NotDecided(NotDecided::NotGranted(Box::new(approval))));
         }
         let body = approval.event(EventKind::ApprovalRevoked, approval.revoke_reason.as_deref());
-        event::insert(&self.audit, &mut *tx, &approval.event_subject(Some(revocation.key)), &body).await?;
+        audit::insert(&self.audit, &mut *tx, &approval.event_subject(Some(revocation.key)), &body).await?;
         tx.commit().await?;
         Ok(DecisionResult::Decided { approval: Box::new(approval), run: None })
     }

@@ -6,9 +6,9 @@ use uuid::Uuid;
 
 use super::{Approval, select_approvals};
 use crate::{
-    Error, EventKind, Retention, RunRef, Store,
+    Error, EventKind, Retention, RunRef, Store, audit,
     audit::{AuditLog, RunEnd, RunEnds},
-    event, row,
+    row,
 };
 
 impl Store {
@@ -114,7 +114,7 @@ async fn mark(log: &AuditLog, tx: &mut PgConnection, ids: &[Uuid]) -> Result<Vec
     let expired = rows.into_iter().map(Approval::try_from).collect::<Result<Vec<_>, Error>>()?;
     for approval in &expired {
         let body = approval.event(EventKind::ApprovalExpired, None);
-        event::insert(log, &mut *tx, &approval.event_subject(None), &body).await?;
+        audit::insert(log, &mut *tx, &approval.event_subject(None), &body).await?;
     }
     Ok(expired)
 }

@@ -9,7 +9,11 @@ use super::{
     Approval, ApprovalKind, ApprovalReach, Grant, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN,
     MAX_PENDING_OF_TENANT, Reader, expire, port, select_approvals, shortened,
 };
-use crate::{Error, EventKind, Store, audit::AuditLog, event, row};
+use crate::{
+    Error, EventKind, Store,
+    audit::{self, AuditLog},
+    row,
+};
 
 /// An approval that a run needs before it may start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -266,7 +270,7 @@ pub(crate) async fn insert_for_run(
 async fn requested(log: &AuditLog, tx: &mut PgConnection, id: ApprovalId) -> Result<Approval, Error> {
     let approval: Approval = select_approvals!("a.id = $1", id.0).fetch_one(&mut *tx).await?.try_into()?;
     let subject = approval.event_subject(Some(approval.requested_by));
-    event::insert(log, tx, &subject, &approval.event(EventKind::ApprovalRequested, None)).await?;
+    audit::insert(log, tx, &subject, &approval.event(EventKind::ApprovalRequested, None)).await?;
     Ok(approval)
 }
 

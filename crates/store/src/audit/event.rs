@@ -1,14 +1,17 @@
-//! What an audit event covers, and the hashes over it.
+//! Events: what happened, to whom, and the hashes over it.
 
+use codelia_types::{KeyId, RunId, SessionId, TenantId, WorkerId};
 use ring::{
     digest::{self, Digest, SHA256},
     hmac,
     signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey},
 };
+use serde_json::Value;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{EventBody, EventSubject, SecretError, SecretKey};
+use super::EventKind;
+use crate::{SecretError, SecretKey};
 
 /// Bytes of a hash, and of a MAC.
 pub(super) const HASH_LEN: usize = 32;
@@ -45,6 +48,46 @@ impl AuditKeys {
 
     pub(super) fn is_signature(&self, hash: &[u8], signature: &[u8]) -> bool {
         UnparsedPublicKey::new(&ED25519, self.pair.public_key()).verify(hash, signature).is_ok()
+    }
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EventBody {
+    /// The kind.
+    pub kind: EventKind,
+    /// The field of the request or policy at fault.
+    pub field: Option<String>,
+    /// Details that depend on the kind.
+    pub detail: Value,
+}
+
+impl EventBody {
+    /// What happened, with details and without a field at fault.
+    pub(crate) fn new(kind: EventKind, detail: Value) -> Self {
+        Self { kind, field: None, detail }
+    }
+}
+
+/// Who or what an event is about.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EventSubject {
+    /// The tenant.
+    pub tenant: Option<TenantId>,
+    /// The session. Requires `tenant`.
+    pub session: Option<SessionId>,
+    /// The run. Requires `session`.
+    pub run: Option<RunId>,
+    /// The key that made the call.
+    pub key: Option<KeyId>,
+    /// The worker.
+    pub worker: Option<WorkerId>,
+}
+
+impl EventSubject {
+    /// A call with this key about a tenant.
+    pub(crate) fn by(key: KeyId, tenant: Option<&TenantId>) -> Self {
+        Self { key: Some(key), tenant: tenant.cloned(), ..Self::default() }
     }
 }
 

@@ -10,6 +10,7 @@
 mod checkpoint;
 mod command;
 mod event;
+mod kind;
 mod list;
 mod retention;
 mod run_end;
@@ -27,11 +28,12 @@ pub(crate) use self::{
     run_end::{RunEnd, RunEnds, run_end},
 };
 pub use self::{
-    event::AuditEvent,
+    event::{AuditEvent, EventBody, EventSubject},
+    kind::EventKind,
     list::AuditFilter,
     verify::{AuditProblem, AuditReport},
 };
-use crate::{Error, EventBody, EventSubject, SecretError, SecretKey, Store, row};
+use crate::{Error, SecretError, SecretKey, Store, row};
 
 /// The part of a process in the audit.
 #[derive(Debug)]
@@ -128,7 +130,7 @@ impl Store {
         Ok(self)
     }
 
-    /// Records what happened, in the audit alone.
+    /// Records what happened.
     pub async fn audit_insert(&self, subject: &EventSubject, body: &EventBody) -> Result<(), Error> {
         insert(&self.audit, &self.pools.runs, subject, body).await
     }
@@ -141,34 +143,9 @@ pub(crate) async fn insert(
     subject: &EventSubject,
     body: &EventBody,
 ) -> Result<(), Error> {
-    insert_into(Tables::Audit, log, executor, subject, body).await
-}
-
-/// Which tables an event is inserted into.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tables {
-    /// `audit` alone.
-    Audit,
-    /// `audit` and `events`.
-    AuditAndEvents,
-}
-
-/// Inserts an event.
-pub(crate) async fn insert_into(
-    tables: Tables,
-    log: &AuditLog,
-    executor: impl PgExecutor<'_>,
-    subject: &EventSubject,
-    body: &EventBody,
-) -> Result<(), Error> {
     let SignedEvent { event, mac } = log.event(subject, body);
     sqlx::query!(
-        "WITH event AS (
-             INSERT INTO events (id, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail)
-             SELECT $2::uuid, $4::text, $5::text, $6::uuid, $7::uuid, $8::uuid, $9::text, $10::text, $11::text::jsonb
-             WHERE $13::boolean
-         )
-         INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail, mac)
+        "INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail, mac)
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
         event.writer,
         event.id,
@@ -182,7 +159,6 @@ pub(crate) async fn insert_into(
         event.field,
         event.detail,
         mac,
-        tables == Tables::AuditAndEvents,
     )
     .execute(executor)
     .await?;

@@ -14,7 +14,11 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 pub use self::{count::FlagTally, guard::TrippedFlag};
-use crate::{Error, EventBody, EventKind, EventSubject, Store, audit::AuditLog, event, row};
+use crate::{
+    Error, EventBody, EventKind, EventSubject, Store,
+    audit::{self, AuditLog},
+    row,
+};
 
 /// Flags of an installation, those that are off included.
 pub const MAX_FLAGS: i64 = 100;
@@ -354,7 +358,7 @@ async fn record(
     detail: Value,
 ) -> Result<(), Error> {
     let subject = EventSubject { key, ..EventSubject::default() };
-    event::insert(log, tx, &subject, &EventBody { kind: action.event(), field: None, detail }).await
+    audit::insert(log, tx, &subject, &EventBody { kind: action.event(), field: None, detail }).await
 }
 
 struct FlagRow {

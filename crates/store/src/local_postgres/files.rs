@@ -62,7 +62,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Creates the directories, or takes over those of an earlier version, whose server owned all.
+    /// Creates the directories, or takes over those that are there, whoever owned them.
     pub(super) fn create(dir: &Path, user: ServerUser) -> Result<Self, LocalPostgresError> {
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(file("create", dir))?;
         if let Some((_, gid)) = user {

@@ -1,4 +1,4 @@
-//! Settings of a private server. `docs/operations.md` has the measurements.
+//! Settings of a private server. `docs/operations/data.md` has the measurements.
 
 use std::fs;
 

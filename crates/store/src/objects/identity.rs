@@ -19,9 +19,11 @@ impl Store {
     /// [`Error::OutputStore`] if the store does not work, or is not the one that has the output of
     /// this database.
     pub async fn with_output(mut self, options: &OutputOptions) -> Result<Self, Error> {
-        let location = options.location.to_string();
-        let refuse = |problem: String| Error::OutputStore { location: location.clone(), problem };
-        let Some(objects) = Objects::open(options).map_err(|problem| refuse(problem.to_string()))? else {
+        let location = options.store.clone().unwrap_or_default();
+        let refuse = |problem: String| Error::OutputStore { location: location.to_string(), problem };
+        let Some(objects) =
+            Objects::open(&location, options).map_err(|problem| refuse(problem.to_string()))?
+        else {
             return match self.output_store().await?.1 {
                 None => Ok(self),
                 Some(used) => {

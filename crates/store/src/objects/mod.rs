@@ -12,7 +12,12 @@ mod s3;
 use std::{fmt, io, ops::Range, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use codelia_types::{
+    ByteSize,
+    option::{self, InvalidOption, optional_text},
+};
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use secrecy::SecretString;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
@@ -25,7 +30,6 @@ use self::{
 use crate::Error;
 
 pub(crate) use self::name::ObjectName;
-pub use self::s3::S3Options;
 
 /// Maximum time of one request to a server.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,32 +39,66 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// much memory, and readers do not delay runs.
 const MAX_CALLS: usize = 16;
 
-/// Where output is stored.
-#[derive(Debug, Clone)]
-pub struct OutputOptions {
-    /// Where large output goes.
-    pub location: OutputLocation,
-    /// Output of one flush that is stored in the database; more goes to an object.
-    pub inline_bytes: usize,
+codelia_types::options! {
+    /// Where the output of runs is stored: the section `output` of the configuration.
+    pub struct OutputOptions {
+        /// Where large output goes: `postgres`, `file:///PATH` or `s3://BUCKET/PREFIX`. Default:
+        /// `postgres`; `up` with its own database: `DATA_DIR/output`.
+        #[serde(with = "optional_text")]
+        pub store: Option<OutputLocation> = None,
+        /// Output of one flush that is stored in the database; more goes to the store.
+        pub inline: ByteSize = ByteSize::kib(64),
+        /// URL of another S3-compatible server; `http://` is not encrypted. Default: AWS.
+        pub s3_endpoint: Option<String> = None,
+        /// Region of the bucket.
+        pub s3_region: String = "us-east-1".to_owned(),
+        /// Access key of the bucket. Default: what the AWS environment provides.
+        pub s3_access_key_id: Option<String> = None,
+        /// Secret of the access key. Default: what the AWS environment provides.
+        #[serde(serialize_with = "option::masked")]
+        pub s3_secret_access_key: Option<SecretString> = None,
+    }
+}
+
+impl OutputOptions {
+    /// Checks that the access key is complete.
+    ///
+    /// # Errors
+    /// If one of its two keys is missing.
+    pub fn check(&self) -> Result<(), InvalidOption> {
+        if self.s3_access_key_id.is_some() == self.s3_secret_access_key.is_some() {
+            return Ok(());
+        }
+        Err(InvalidOption::new(
+            "output.s3_access_key_id and output.s3_secret_access_key",
+            "set both or neither",
+        ))
+    }
 }
 
 /// Where large output goes.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum OutputLocation {
     /// To the database, as all output.
+    #[default]
     Postgres,
     /// To files in a directory.
     Directory(PathBuf),
     /// To a bucket.
-    S3(S3Options),
+    S3 {
+        /// The bucket.
+        bucket: String,
+        /// What the names of all objects begin with; may be empty.
+        prefix: String,
+    },
 }
 
 impl FromStr for OutputLocation {
-    type Err = &'static str;
+    type Err = String;
 
-    /// Parses `postgres`, `file:///PATH` or `s3://BUCKET/PREFIX`; the bucket is one of AWS.
+    /// Parses `postgres`, `file:///PATH` or `s3://BUCKET/PREFIX`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const EXPECTED: &str = "expected postgres, file:///PATH or s3://BUCKET/PREFIX";
+        let invalid = || format!("expected postgres, file:///PATH or s3://BUCKET/PREFIX, found {text:?}");
         if text == "postgres" {
             return Ok(Self::Postgres);
         }
@@ -69,23 +107,17 @@ impl FromStr for OutputLocation {
             return if path.starts_with('/') && !is_root {
                 Ok(Self::Directory(path.into()))
             } else {
-                Err(EXPECTED)
+                Err(invalid())
             };
         }
-        let (bucket, prefix) = match text.strip_prefix("s3://").ok_or(EXPECTED)?.split_once('/') {
+        let (bucket, prefix) = match text.strip_prefix("s3://").ok_or_else(invalid)?.split_once('/') {
             Some((bucket, prefix)) => (bucket, prefix.trim_end_matches('/')),
             None => (text.trim_start_matches("s3://"), ""),
         };
         if bucket.is_empty() {
-            return Err(EXPECTED);
+            return Err(invalid());
         }
-        Ok(Self::S3(S3Options {
-            bucket: bucket.to_owned(),
-            prefix: prefix.to_owned(),
-            endpoint: None,
-            region: "us-east-1".to_owned(),
-            credentials: None,
-        }))
+        Ok(Self::S3 { bucket: bucket.to_owned(), prefix: prefix.to_owned() })
     }
 }
 
@@ -94,7 +126,7 @@ impl fmt::Display for OutputLocation {
         match self {
             Self::Postgres => write!(f, "postgres"),
             Self::Directory(path) => write!(f, "file://{}", path.display()),
-            Self::S3(S3Options { bucket, prefix, .. }) => write!(f, "s3://{bucket}/{prefix}"),
+            Self::S3 { bucket, prefix } => write!(f, "s3://{bucket}/{prefix}"),
         }
     }
 }
@@ -155,16 +187,16 @@ enum Place {
 
 impl Objects {
     /// `None` if all output goes to the database.
-    fn open(options: &OutputOptions) -> Result<Option<Self>, ObjectProblem> {
-        let place = match &options.location {
+    fn open(location: &OutputLocation, options: &OutputOptions) -> Result<Option<Self>, ObjectProblem> {
+        let place = match location {
             OutputLocation::Postgres => return Ok(None),
             OutputLocation::Directory(path) => Place::Directory(Directory::open(path)?),
-            OutputLocation::S3(options) => Place::S3(S3::open(options)?),
+            OutputLocation::S3 { bucket, prefix } => Place::S3(S3::open(bucket, prefix, options)?),
         };
         Ok(Some(Self {
             place,
-            location: options.location.to_string(),
-            inline_bytes: options.inline_bytes,
+            location: location.to_string(),
+            inline_bytes: usize::try_from(options.inline.bytes()).unwrap_or(usize::MAX),
             reads: Arc::new(Semaphore::new(MAX_CALLS)),
             others: Arc::new(Semaphore::new(MAX_CALLS)),
         }))

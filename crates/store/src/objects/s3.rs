@@ -9,28 +9,12 @@ use object_store::{
     aws::{AmazonS3, AmazonS3Builder},
     path::Path,
 };
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::ExposeSecret;
 
-use super::{ObjectProblem, REQUEST_TIMEOUT};
+use super::{ObjectProblem, OutputOptions, REQUEST_TIMEOUT};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_RETRIES: usize = 2;
-
-/// How to reach a bucket.
-#[derive(Debug, Clone)]
-pub struct S3Options {
-    /// The bucket.
-    pub bucket: String,
-    /// What the names of all objects begin with; may be empty.
-    pub prefix: String,
-    /// URL of the server; `None` for AWS.
-    pub endpoint: Option<String>,
-    /// The region.
-    pub region: String,
-    /// Id and secret of the access key; `None` for what the AWS environment variables, the container
-    /// or the instance provide.
-    pub credentials: Option<(String, SecretString)>,
-}
 
 /// A bucket, or a part of it.
 #[derive(Debug)]
@@ -40,16 +24,16 @@ pub(super) struct S3 {
 }
 
 impl S3 {
-    pub(super) fn open(options: &S3Options) -> Result<Self, ObjectProblem> {
+    pub(super) fn open(bucket: &str, prefix: &str, options: &OutputOptions) -> Result<Self, ObjectProblem> {
         // An HTTP client without a provider of its own takes that of the process. Fails if there is one.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let builder = match &options.credentials {
-            Some((id, secret)) => {
+        let builder = match (&options.s3_access_key_id, &options.s3_secret_access_key) {
+            (Some(id), Some(secret)) => {
                 AmazonS3Builder::new().with_access_key_id(id).with_secret_access_key(secret.expose_secret())
             }
-            None => AmazonS3Builder::from_env(),
+            _ => AmazonS3Builder::from_env(),
         };
-        let endpoint = options.endpoint.as_deref();
+        let endpoint = options.s3_endpoint.as_deref();
         let plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
         let client = ClientOptions::new()
             .with_timeout(REQUEST_TIMEOUT)
@@ -61,14 +45,14 @@ impl S3 {
             retry_timeout: REQUEST_TIMEOUT,
         };
         let mut builder = builder
-            .with_bucket_name(&options.bucket)
-            .with_region(&options.region)
+            .with_bucket_name(bucket)
+            .with_region(&options.s3_region)
             .with_client_options(client)
             .with_retry(retry);
         if let Some(endpoint) = endpoint {
             builder = builder.with_endpoint(endpoint);
         }
-        Ok(Self { client: builder.build()?, prefix: Path::parse(&options.prefix).map_err(Error::from)? })
+        Ok(Self { client: builder.build()?, prefix: Path::parse(prefix).map_err(Error::from)? })
     }
 
     pub(super) async fn put(&self, name: &str, data: Bytes) -> Result<(), ObjectProblem> {

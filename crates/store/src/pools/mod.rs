@@ -4,10 +4,17 @@ mod pool;
 mod recent;
 
 use std::{
+    fmt,
+    num::NonZeroU32,
     str::FromStr,
     time::{Duration, Instant},
 };
 
+use codelia_types::{
+    duration,
+    option::{self, optional_text},
+};
+use serde::{Deserialize, Serialize};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::time::sleep;
 
@@ -27,74 +34,90 @@ const IDLE_IN_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(200);
 /// At least one connection for each class.
 const MIN_CONNECTIONS: u32 = 3;
+/// Maximum number of connections in all pools together, unless one is configured. A worker's lease
+/// has one more.
+const MAX_CONNECTIONS: u32 = 16;
+const WORKER_CONNECTIONS: u32 = 6;
 
-/// How to connect to the database.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// Address, user and database.
-    pub connect: PgConnectOptions,
-    /// Maximum number of connections in all pools together, at least 3. A worker's lease has one
-    /// more.
-    pub max_connections: u32,
-    /// How long a call waits for a free connection.
-    pub acquire_timeout: Duration,
-    /// A connection is closed after it was idle for this long.
-    pub idle_timeout: Duration,
-    /// Maximum time of a statement, lists excepted.
-    pub statement_timeout: Duration,
-    /// Maximum time of a list.
-    pub read_timeout: Duration,
-    /// How long a statement waits for a lock.
-    pub lock_timeout: Duration,
-    /// What is between this process and the server.
-    pub pooler: Pooler,
+codelia_types::options! {
+    /// How to connect to the database: the section `database` of the configuration.
+    pub struct Options {
+        /// `postgres://USER:PASSWORD@HOST/DATABASE`. Default: `up` starts a private one.
+        #[serde(serialize_with = "option::masked", deserialize_with = "optional_text::deserialize")]
+        pub url: Option<DatabaseUrl> = None,
+        /// Connections of all classes of a process, at least 3. Default: 16; 6 for a worker.
+        pub max_connections: Option<NonZeroU32> = None,
+        /// What is between this process and the server: `none`, or `transaction` behind PgBouncer with
+        /// `pool_mode = transaction`.
+        pub pooler: Pooler = Pooler::None,
+        /// How long a call waits for a free connection.
+        #[serde(skip)]
+        pub acquire_timeout: Duration = Duration::from_secs(5),
+        /// A connection is closed after it was idle for so long.
+        #[serde(with = "duration")]
+        pub idle_timeout: Duration = Duration::from_secs(60),
+        /// Maximum time of a statement, lists excepted.
+        #[serde(with = "duration")]
+        pub statement_timeout: Duration = Duration::from_secs(30),
+        /// Maximum time of a list; then it fails with `QUERY_TIMEOUT`.
+        #[serde(with = "duration")]
+        pub read_timeout: Duration = Duration::from_secs(5),
+        /// How long a statement waits for a lock; upkeep: 500 ms.
+        #[serde(with = "duration")]
+        pub lock_timeout: Duration = Duration::from_secs(3),
+    }
 }
 
 impl Options {
-    /// The default options for this server.
-    #[must_use]
-    pub fn new(connect: PgConnectOptions) -> Self {
-        Self {
-            connect,
-            max_connections: 16,
-            acquire_timeout: Duration::from_secs(5),
-            idle_timeout: Duration::from_secs(60),
-            statement_timeout: Duration::from_secs(30),
-            read_timeout: Duration::from_secs(5),
-            lock_timeout: Duration::from_secs(3),
-            pooler: Pooler::None,
-        }
-    }
-
-    /// Parses a `postgres://` URL.
+    /// The default options for the database with this URL.
     ///
     /// # Errors
     /// [`Error::InvalidUrl`] if it is malformed.
     pub fn from_url(url: &str) -> Result<Self, Error> {
-        Ok(Self::new(url.parse().map_err(|_| Error::InvalidUrl)?))
+        Ok(Self { url: Some(url.parse()?), ..Self::default() })
+    }
+
+    /// The options of a worker: there are many workers, and each needs few connections.
+    #[must_use]
+    pub fn of_worker(mut self) -> Self {
+        self.max_connections = self.max_connections.or(NonZeroU32::new(WORKER_CONNECTIONS));
+        self
+    }
+}
+
+/// Address, user and database.
+#[derive(Clone)]
+pub struct DatabaseUrl(PgConnectOptions);
+
+impl fmt::Debug for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DatabaseUrl").finish_non_exhaustive()
+    }
+}
+
+impl FromStr for DatabaseUrl {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        text.parse().map(Self).map_err(|_| Error::InvalidUrl)
+    }
+}
+
+impl From<PgConnectOptions> for DatabaseUrl {
+    fn from(options: PgConnectOptions) -> Self {
+        Self(options)
     }
 }
 
 /// What is between this process and the server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Pooler {
     /// Nothing, or a pooler that keeps a server connection for each client connection.
     None,
     /// A pooler that may give each transaction another server connection, such as PgBouncer with
     /// `pool_mode = transaction`.
     Transaction,
-}
-
-impl FromStr for Pooler {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "none" => Ok(Self::None),
-            "transaction" => Ok(Self::Transaction),
-            _ => Err("expected none or transaction"),
-        }
-    }
 }
 
 /// One pool for each class, so that no class can take the connections of another.
@@ -114,8 +137,9 @@ pub(crate) struct Pools {
 impl Pools {
     /// Opens the pool of runs. The others open connections when they need them.
     pub(crate) async fn connect(options: Options) -> Result<Self, Error> {
-        let sizes = Sizes::divide(options.max_connections)?;
-        let connect = session_options(options.connect.clone(), options.pooler);
+        let sizes = Sizes::divide(options.max_connections.map_or(MAX_CONNECTIONS, NonZeroU32::get))?;
+        let DatabaseUrl(connect) = options.url.ok_or(Error::NoUrl)?;
+        let connect = session_options(connect, options.pooler);
         let pool = |size, statement_timeout, lock_timeout| {
             let settings = Settings { statement_timeout, lock_timeout, pooler: options.pooler };
             let pool = PgPoolOptions::new()

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use codelia_policy::RunSpec;
 use codelia_types::{
-    EndedRun, Incarnation, LeaseEpoch, LeaseToken, LostReason, Outcome, RunId, RunResult, SessionId,
-    TenantId, WorkerId,
+    CommittedRun, EndedRun, Incarnation, LeaseEpoch, LeaseToken, LostReason, Outcome, RunId, RunResult,
+    SessionId, TenantId, WorkerId,
 };
 use sqlx::{postgres::types::PgInterval, types::Json};
 use time::OffsetDateTime;
@@ -16,7 +16,6 @@ use super::{commit_group::CommitCall, list};
 use crate::{
     Error, EventBody, EventSubject, OutputChunk, SealedEnv, Store,
     audit::{EventColumns, RunEnd, SignedEvent, run_end},
-    event,
     group::Turn,
     row,
 };
@@ -201,14 +200,14 @@ impl Store {
         run: RunRef<'_>,
         lease: &LeaseToken,
         commit: &RunCommit,
-    ) -> Result<EndedRun, Error> {
+    ) -> Result<CommittedRun, Error> {
         let mut turn = Turn::Own;
         if CommitCall::takes(commit, self.objects.as_deref()) {
             let call = || CommitCall::new(run, lease, commit);
             turn = self.commits.turn(|| self.group_writer(), call).await?;
         }
         match turn {
-            Turn::Answered(stored) => Ok(stored.with(&commit.result)),
+            Turn::Answered(stored) => Ok(stored.with(commit.result.clone())),
             Turn::Alone(_) | Turn::Own => self.run_commit_alone(run, lease, commit).await,
         }
     }
@@ -218,45 +217,23 @@ impl Store {
         run: RunRef<'_>,
         lease: &LeaseToken,
         commit: &RunCommit,
-    ) -> Result<EndedRun, Error> {
-        let result = &commit.result;
-        let id = run.id;
-        let columns = self.output_columns(id, lease, &commit.tail).await?;
+    ) -> Result<CommittedRun, Error> {
+        let RunCommit { result, started_ago, tail, held_for, .. } = commit;
+        let output = self.output_columns(run.id, lease, tail).await?;
         let audited = self.audit_events(run, lease, commit);
-        let events = event::Columns::new(&commit.events, &audited);
-        let violations = (result.violations.total > 0).then_some(Json(&result.violations));
         let committed = sqlx::query_file_as!(
             StoredEnd,
             "src/sql/run_commit.sql",
-            id.0,
+            run.id.0,
             lease.worker.as_str(),
             lease.incarnation.0,
             lease.epoch.0,
-            Json(&result.outcome) as _,
-            exit_code(result),
-            Json(&result.usage) as _,
-            Json(&result.receipt) as _,
-            result.sandbox_root,
-            commit.started_ago.map(row::interval) as _,
-            setup_micros(result),
-            result.prepared,
-            &result.unenforced,
-            result.output_bytes,
-            result.output_truncated,
-            &columns.positions,
-            &columns.streams,
-            &columns.offsets,
-            &columns.data as _,
-            violations as _,
-            events.ids,
-            &events.kinds as _,
-            &events.fields as _,
-            &events.details as _,
-            &result.watched,
-            result.output_total,
-            columns.object.as_deref() as _,
-            &columns.object_offsets as _,
-            &columns.lengths as _,
+            Json(result) as _,
+            started_ago.map(row::interval) as _,
+            held_for.map(row::interval) as _,
+            Json(&output.chunks) as _,
+            &output.data as _,
+            output.object.as_deref() as _,
             audited.writer,
             &audited.ids,
             &audited.times,
@@ -264,16 +241,14 @@ impl Store {
             &audited.fields as _,
             &audited.details,
             &audited.macs as _,
-            result.changes.as_ref().map(Json) as _,
-            commit.held_for.map(row::interval) as _,
         )
         .fetch_optional(&self.pools.runs)
         .await?;
         let stored = match committed {
             Some(stored) => stored,
-            None => self.run_committed_before(id, lease).await?.ok_or(Error::Fenced)?,
+            None => self.run_committed_before(run.id, lease).await?.ok_or(Error::Fenced)?,
         };
-        Ok(stored.with(result))
+        Ok(stored.with(result.clone()))
     }
 
     /// What the audit records: the events, and the end of the run.
@@ -288,7 +263,8 @@ impl Store {
         let stored = sqlx::query_as!(
             StoredEnd,
             r#"SELECT attempt, started_at, ended_at AS "ended_at!", cancel_reason FROM ended_runs
-               WHERE id = $1 AND (outcome ->> 'kind' <> 'lost' OR outcome ->> 'reason' = 'drain_deadline')
+               WHERE id = $1
+                 AND (result #>> '{outcome,kind}' <> 'lost' OR result #>> '{outcome,detail}' = 'drain_deadline')
                  AND worker_id = $2 AND incarnation = $3 AND lease_epoch = $4"#,
             id.0,
             lease.worker.as_str(),
@@ -437,17 +413,6 @@ pub(super) fn audit_subject(run: RunRef<'_>, lease: &LeaseToken) -> EventSubject
     }
 }
 
-pub(super) fn exit_code(result: &RunResult) -> Option<i32> {
-    match result.outcome {
-        Outcome::Exited(code) => Some(code),
-        _ => None,
-    }
-}
-
-pub(super) fn setup_micros(result: &RunResult) -> Option<i64> {
-    result.setup_time.map(|time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX))
-}
-
 /// The columns of an ended run that only the database knows.
 #[derive(Debug)]
 pub(crate) struct StoredEnd {
@@ -458,18 +423,9 @@ pub(crate) struct StoredEnd {
 }
 
 impl StoredEnd {
-    /// The run with its result.
-    fn with(self, result: &RunResult) -> EndedRun {
+    fn with(self, result: RunResult) -> CommittedRun {
         let Self { attempt, started_at, ended_at, cancel_reason } = self;
-        // With the precision at which the database stores it.
-        let setup_time = setup_micros(result).map(row::micros);
-        EndedRun {
-            result: RunResult { setup_time, ..result.clone() },
-            attempt,
-            started_at,
-            ended_at,
-            cancel_reason,
-        }
+        CommittedRun { attempt, cancel_reason, end: EndedRun { started_at, ended_at, result } }
     }
 }
 

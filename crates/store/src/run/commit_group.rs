@@ -2,13 +2,13 @@
 
 use std::{collections::HashMap, time::Instant};
 
-use codelia_types::{LeaseToken, Outcome, Receipt, RunId, SessionId, TenantId, Usage};
+use codelia_types::{LeaseToken, RunId, RunResult, SessionId, TenantId};
 use sqlx::{postgres::types::PgInterval, types::Json};
 use uuid::Uuid;
 
 use super::{
     RunCommit, RunRef,
-    assignment::{StoredEnd, audit_subject, exit_code, setup_micros},
+    assignment::{StoredEnd, audit_subject},
 };
 use crate::{
     Error,
@@ -83,19 +83,8 @@ impl GroupCall for CommitCall {
             events.writer,
             &results.ids,
             &results.epochs,
-            &results.outcomes as _,
-            &results.exit_codes as _,
-            &results.usages as _,
-            &results.receipts as _,
-            &results.sandbox_roots as _,
+            &results.results as _,
             &results.started_ago as _,
-            &results.setup_micros as _,
-            &results.prepared,
-            &results.unenforced as _,
-            &results.watched as _,
-            &results.output_bytes,
-            &results.output_truncated,
-            &results.output_total,
             &events.ids,
             &events.times,
             &events.details,
@@ -136,19 +125,8 @@ fn audit_events(writer: &Writer, calls: &[&CommitCall]) -> EventColumns {
 struct ResultColumns<'a> {
     ids: Vec<Uuid>,
     epochs: Vec<i64>,
-    outcomes: Vec<Json<&'a Outcome>>,
-    exit_codes: Vec<Option<i32>>,
-    usages: Vec<Json<&'a Usage>>,
-    receipts: Vec<Json<&'a Receipt>>,
-    sandbox_roots: Vec<&'a str>,
+    results: Vec<Json<&'a RunResult>>,
     started_ago: Vec<Option<PgInterval>>,
-    setup_micros: Vec<Option<i64>>,
-    prepared: Vec<bool>,
-    unenforced: Vec<Json<&'a [String]>>,
-    watched: Vec<Json<&'a [String]>>,
-    output_bytes: Vec<i64>,
-    output_truncated: Vec<bool>,
-    output_total: Vec<i64>,
 }
 
 impl<'a> ResultColumns<'a> {
@@ -158,19 +136,8 @@ impl<'a> ResultColumns<'a> {
             let RunCommit { result, started_ago, .. } = commit;
             columns.ids.push(id.0);
             columns.epochs.push(lease.epoch.0);
-            columns.outcomes.push(Json(&result.outcome));
-            columns.exit_codes.push(exit_code(result));
-            columns.usages.push(Json(&result.usage));
-            columns.receipts.push(Json(&result.receipt));
-            columns.sandbox_roots.push(&result.sandbox_root);
+            columns.results.push(Json(result));
             columns.started_ago.push(started_ago.map(|ago| row::interval(ago + called_at.elapsed())));
-            columns.setup_micros.push(setup_micros(result));
-            columns.prepared.push(result.prepared);
-            columns.unenforced.push(Json(&result.unenforced));
-            columns.watched.push(Json(&result.watched));
-            columns.output_bytes.push(result.output_bytes);
-            columns.output_truncated.push(result.output_truncated);
-            columns.output_total.push(result.output_total);
         }
         columns
     }

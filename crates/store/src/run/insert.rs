@@ -3,9 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use codelia_policy::RunSpec;
-use codelia_types::{Incarnation, KeyId, LeaseEpoch, RunId, SessionId, TenantId, Violations};
+use codelia_types::{Incarnation, KeyId, LeaseEpoch, RunId, SessionId, TenantId};
+use serde::Serialize;
+use serde_json::Value;
 use sqlx::{PgConnection, PgExecutor, types::Json};
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use super::{
     Run, RunState,
@@ -91,8 +94,6 @@ pub enum RunAdmission {
     SessionEnded,
     /// The session's files are lost.
     SessionDataLost,
-    /// The worker that holds the session cannot do what the run needs: it has an earlier version.
-    WorkerLacks,
     /// The session is quarantined, for this reason.
     SessionQuarantined(String),
     /// The tenant reached this quota: `concurrent_runs` or `queued_runs`.
@@ -120,9 +121,9 @@ impl Store {
         mut spec: Arc<SpecColumns>,
         quotas: Quotas,
     ) -> Result<RunAdmission, Error> {
-        let within = |margin| match new.check_quotas {
-            true => (quotas.concurrent_runs - margin, quotas.queued_runs - margin),
-            false => (i64::MAX, i64::MAX),
+        let within = |margin| {
+            let (active, queued) = (quotas.concurrent_runs - margin, quotas.queued_runs - margin);
+            new.check_quotas.then_some(ActiveRuns { active, queued })
         };
         // The key of a removed run is deleted; then the run is inserted as if the key were new.
         for _ in 0..3 {
@@ -144,12 +145,12 @@ impl Store {
         Err(Error::RowMissing { what: "run" })
     }
 
-    /// Inserts a run if the tenant has fewer runs than this, with the approval that it waits for.
+    /// Inserts a run if the tenant has fewer runs than `max`, with the approval that it waits for.
     async fn run_insert_once(
         &self,
         new: &NewRun<'_>,
         spec: &SpecColumns,
-        max: (i64, i64),
+        max: Option<ActiveRuns>,
     ) -> Result<Insertion, Error> {
         if new.approval.is_none() {
             return insert_within(&self.audit, &self.pools.runs, new, spec, max).await;
@@ -165,7 +166,7 @@ impl Store {
         &self,
         new: &NewRun<'_>,
         spec: &SpecColumns,
-        max: (i64, i64),
+        max: Option<ActiveRuns>,
         refusal: RunAdmission,
     ) -> Result<RunAdmission, Error> {
         if !matches!(refusal, RunAdmission::OverQuota(_)) {
@@ -243,13 +244,43 @@ async fn insert_held(
     tx: &mut PgConnection,
     new: &NewRun<'_>,
     spec: &SpecColumns,
-    max: (i64, i64),
+    max: Option<ActiveRuns>,
 ) -> Result<Insertion, Error> {
     let inserted = insert_within(log, &mut *tx, new, spec, max).await?;
     if let (Insertion::Recorded(_), Some(approval)) = (&inserted, new.approval) {
         approval::insert_for_run(log, tx, new.tenant, new.session, new.id, approval).await?;
     }
     Ok(inserted)
+}
+
+/// Columns of a run, and the version of its key, as one argument of the statement.
+#[derive(Serialize)]
+struct RunColumns<'a> {
+    spec: &'a Value,
+    summary: Option<&'a Value>,
+    labels: &'a BTreeMap<String, String>,
+    retries: i32,
+    traceparent: Option<&'a str>,
+    requested_by: Option<Uuid>,
+    key_version: Option<i64>,
+    tenant_version: Option<i64>,
+    policy_version: Option<i64>,
+}
+
+impl<'a> RunColumns<'a> {
+    fn new(new: &NewRun<'a>, spec: &'a SpecColumns) -> Self {
+        Self {
+            spec: &spec.spec,
+            summary: spec.summary.as_ref(),
+            labels: new.labels,
+            retries: new.retries,
+            traceparent: new.traceparent,
+            requested_by: new.requested_by.map(|key| key.0),
+            key_version: new.key_version.map(|version| version.key),
+            tenant_version: new.key_version.map(|version| version.tenant),
+            policy_version: new.key_version.and_then(|version| version.policy),
+        }
+    }
 }
 
 /// The event that records that a run was admitted.
@@ -264,48 +295,36 @@ pub(super) fn audit_admitted(new: &NewRun<'_>) -> (EventSubject, EventBody) {
     (subject, EventBody::new(EventKind::RunAdmitted, command_detail(new.spec)))
 }
 
-/// Inserts a run if the tenant has fewer runs than this.
+/// Inserts a run if the tenant has fewer runs than `max`.
 async fn insert_within(
     log: &AuditLog,
     executor: impl PgExecutor<'_>,
     new: &NewRun<'_>,
     spec: &SpecColumns,
-    (max_active, max_queued): (i64, i64),
+    max: Option<ActiveRuns>,
 ) -> Result<Insertion, Error> {
     let (subject, body) = audit_admitted(new);
     let SignedEvent { event, mac } = log.event(&subject, &body);
-    let needs: Option<Vec<String>> =
-        new.spec.needs().map(|needs| needs.iter().map(|&word| word.to_owned()).collect());
     let found = sqlx::query_file!(
         "src/sql/run_insert.sql",
         new.id.0,
         new.session.0,
         new.tenant.as_str(),
-        spec.spec,
-        Json(new.labels) as _,
-        new.retries,
-        new.idempotency.map(|(key, _)| key),
-        new.idempotency.map(|(_, hash)| hash),
-        max_active,
-        max_queued,
-        spec.summary,
+        Json(RunColumns::new(new, spec)) as _,
+        spec.settings.as_ref().map(<[u8; 32]>::as_slice),
         new.secret_env.map(|sealed| sealed.0.as_slice()),
         row::interval(new.queue_timeout) as _,
-        new.check_quotas,
-        spec.settings.as_ref().map(<[u8; 32]>::as_slice),
         new.approval.map(|approval| approval.id.0),
-        new.requested_by.map(|key| key.0),
-        new.traceparent,
+        new.idempotency.map(|(key, _)| key),
+        new.idempotency.map(|(_, hash)| hash),
+        max.map(|max| max.active),
+        max.map(|max| max.queued),
         event.writer,
         event.id,
         event.at,
         new.key.0,
         event.detail,
         mac,
-        needs.as_deref() as _,
-        new.key_version.map(|version| version.key),
-        new.key_version.map(|version| version.tenant),
-        new.key_version.and_then(|version| version.policy),
     )
     .fetch_optional(executor)
     .await?;
@@ -342,8 +361,9 @@ async fn insert_within(
         false if found.end_reason.as_deref() == Some("data_lost") => RunAdmission::SessionDataLost,
         false => RunAdmission::SessionEnded,
         true if found.lost => RunAdmission::SessionDataLost,
-        true if !found.supported => RunAdmission::WorkerLacks,
-        true if found.active >= max_active => RunAdmission::OverQuota("concurrent_runs"),
+        true if max.is_some_and(|max| found.active >= max.active) => {
+            RunAdmission::OverQuota("concurrent_runs")
+        }
         true => RunAdmission::OverQuota("queued_runs"),
     }))
 }
@@ -376,23 +396,9 @@ impl Run {
             attempt: 1,
             worker: None,
             lease_epoch: None,
-            sandbox_root: None,
-            created_at,
-            started_at: None,
-            ended_at: None,
-            setup_time: None,
-            prepared: None,
-            unenforced: Vec::new(),
-            watched: Vec::new(),
-            outcome: None,
-            usage: None,
-            receipt: None,
-            output_bytes: 0,
-            output_truncated: false,
-            output_total: None,
-            violations: Violations::default(),
-            changes: None,
             worker_address: None,
+            created_at,
+            end: None,
         }
     }
 }

@@ -58,7 +58,6 @@ impl InsertCall {
     pub(super) fn takes(new: &NewRun<'_>, spec: &SpecColumns) -> bool {
         !new.check_quotas
             && new.approval.is_none()
-            && new.spec.needs().is_none()
             && new.secret_env.is_none_or(|sealed| sealed.0.len() <= MAX_SECRET_ENV)
             && spec.settings.is_some()
             && spec.summary.is_none()

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use codelia_types::{Changes, Outcome, Receipt, RunId, SessionId, TenantId, Usage, Violations};
+use codelia_types::{RunId, RunResult, SessionId, TenantId};
 use sqlx::{PgConnection, Postgres, Transaction, types::Json};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
@@ -39,11 +39,13 @@ macro_rules! select_summaries {
                        'argv_truncated', true) END)
                || coalesce((SELECT jsonb_build_object('mode', s.settings -> 'mode', 'limits', s.settings -> 'limits')
                             FROM run_settings s WHERE s.hash = r.settings_hash), '{}') AS "spec!: Json<SpecSummary>",
-               CASE WHEN octet_length(r.outcome #>> '{detail,message}') > 1024
-                    THEN jsonb_set(r.outcome, '{detail,message}', to_jsonb(left(r.outcome #>> '{detail,message}', 256) || '…'))
-                    ELSE r.outcome END AS "outcome: Json<Outcome>",
-               jsonb_set(r.violations, '{seen}', '[]') AS "violations: Json<Violations>",
-               jsonb_set(r.changes, '{entries}', '[]') AS "changes: Json<Changes>""#,
+               jsonb_set(
+                   CASE WHEN octet_length(r.result #>> '{outcome,detail,message}') > 1024
+                        THEN jsonb_set(r.result, '{outcome,detail,message}',
+                                       to_jsonb(left(r.result #>> '{outcome,detail,message}', 256) || '…'))
+                        ELSE r.result END,
+                   '{violations,seen}', '[]')
+                   || jsonb_build_object('changes', jsonb_set(r.changes, '{entries}', '[]')) AS "result: Json<RunResult>""#,
             $condition,
             $($argument),*
         )

@@ -16,8 +16,7 @@ use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use codelia_policy::RunSpec;
 use codelia_types::{
-    ApprovalId, Changes, EndedRun, LeaseEpoch, Outcome, Receipt, RunId, SessionId, TenantId, Usage,
-    Violations, WorkerId,
+    ApprovalId, CommittedRun, EndedRun, LeaseEpoch, Outcome, RunId, RunResult, SessionId, TenantId, WorkerId,
 };
 use sqlx::types::Json;
 use time::OffsetDateTime;
@@ -47,11 +46,8 @@ macro_rules! select_runs {
     (live $row:ident, $($rest:tt)*) => {
         select_runs!(
             $row,
-            "(SELECT *, NULL::text AS sandbox_root, NULL::timestamptz AS started_at, NULL::timestamptz AS ended_at,
-                     NULL::bigint AS setup_micros, NULL::boolean AS prepared, NULL::text[] AS unenforced,
-                     NULL::text[] AS watched, NULL::jsonb AS outcome, NULL::jsonb AS usage, NULL::jsonb AS receipt,
-                     0::bigint AS output_bytes, false AS output_truncated, NULL::bigint AS output_total,
-                     NULL::jsonb AS violations, NULL::jsonb AS changes
+            "(SELECT *, NULL::timestamptz AS started_at, NULL::timestamptz AS ended_at, NULL::jsonb AS result,
+                     NULL::jsonb AS changes
               FROM live_runs) AS r",
             $($rest)*
         )
@@ -64,11 +60,8 @@ macro_rules! select_runs {
             $row,
             "SELECT " + $large_columns + r#", r.id, r.session_id, r.tenant_id,
                       r.labels AS "labels: Json<BTreeMap<String, String>>", r.state AS "state!", r.approval_id,
-                      r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.cancel_reason, r.attempt, r.worker_id, r.lease_epoch,
-                      r.sandbox_root, r.created_at, r.started_at, r.ended_at, r.setup_micros, r.prepared, r.unenforced, r.watched,
-                      r.usage AS "usage: Json<Usage>", r.receipt AS "receipt: Json<Receipt>",
-                      r.output_bytes AS "output_bytes!", r.output_truncated AS "output_truncated!", r.output_total,
-                      w.address AS "worker_address?"
+                      r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.cancel_reason, r.attempt, r.worker_id,
+                      r.lease_epoch, r.created_at, r.started_at, r.ended_at, w.address AS "worker_address?"
                FROM "# + $from + r#"
                LEFT JOIN workers w ON r.state = 'running' AND w.id = r.worker_id AND w.incarnation = r.incarnation
                    AND w.lease_until > now()
@@ -107,40 +100,12 @@ pub struct Run<Spec = RunSpec> {
     pub worker: Option<WorkerId>,
     /// The epoch of the lease under which it was started.
     pub lease_epoch: Option<LeaseEpoch>,
-    /// The session's directory on that worker.
-    pub sandbox_root: Option<String>,
-    /// When it was inserted.
-    pub created_at: OffsetDateTime,
-    /// When its command started.
-    pub started_at: Option<OffsetDateTime>,
-    /// When it ended.
-    pub ended_at: Option<OffsetDateTime>,
-    /// Time from the launch request to the command's `execve`.
-    pub setup_time: Option<Duration>,
-    /// Whether its sandbox was prepared in advance.
-    pub prepared: Option<bool>,
-    /// Limits that the mode could not enforce.
-    pub unenforced: Vec<String>,
-    /// Limits that were only watched.
-    pub watched: Vec<String>,
-    /// How it ended.
-    pub outcome: Option<Outcome>,
-    /// Resources that it used.
-    pub usage: Option<Usage>,
-    /// What its sandbox left behind.
-    pub receipt: Option<Receipt>,
-    /// Bytes of output kept.
-    pub output_bytes: i64,
-    /// Whether output after the limit was not kept.
-    pub output_truncated: bool,
-    /// Bytes of output that the command wrote, if it has ended and they were counted.
-    pub output_total: Option<i64>,
-    /// Violations of its policy.
-    pub violations: Violations,
-    /// What it changed, if it was transactional and started.
-    pub changes: Option<Changes>,
     /// Address of its worker, while it runs on a live one.
     pub worker_address: Option<String>,
+    /// When it was inserted.
+    pub created_at: OffsetDateTime,
+    /// Its end.
+    pub end: Option<EndedRun>,
 }
 
 /// The state of a run.
@@ -213,8 +178,7 @@ impl Store {
                     $table WholeRow,
                     r#"r.spec || coalesce((SELECT s.settings FROM run_settings s WHERE s.hash = r.settings_hash), '{}')
                            AS "spec!: Json<RunSpec>",
-                       r.outcome AS "outcome: Json<Outcome>", r.violations AS "violations: Json<Violations>",
-                       r.changes AS "changes: Json<Changes>""#,
+                       r.result || jsonb_build_object('changes', r.changes) AS "result: Json<RunResult>""#,
                     "r.tenant_id || '' = $1 AND r.id = $2",
                     tenant.as_str(),
                     id.0,
@@ -298,31 +262,37 @@ pub struct Queue {
     pub oldest_at: Option<OffsetDateTime>,
 }
 
-impl Run {
-    /// Returns the run with its result, or `None` if the result is that of another attempt.
+impl<Spec> Run<Spec> {
+    /// Its result, if it has ended.
     #[must_use]
-    pub fn ended(&self, ended: EndedRun) -> Option<Self> {
-        let EndedRun { result, attempt, started_at, ended_at, cancel_reason } = ended;
+    pub fn result(&self) -> Option<&RunResult> {
+        self.end.as_ref().map(|end| &end.result)
+    }
+
+    /// How it ended.
+    #[must_use]
+    pub fn outcome(&self) -> Option<&Outcome> {
+        self.result().map(|result| &result.outcome)
+    }
+
+    /// Bytes of output that were kept; 0 before its end.
+    #[must_use]
+    pub fn output_bytes(&self) -> i64 {
+        self.result().map_or(0, |result| result.output_bytes)
+    }
+}
+
+impl Run {
+    /// Returns the run with the end that its worker committed, or `None` if that is of another attempt.
+    #[must_use]
+    pub fn ended(&self, committed: CommittedRun) -> Option<Self> {
+        let CommittedRun { attempt, cancel_reason, end } = committed;
         (attempt == self.attempt).then(|| Self {
             state: RunState::Ended,
             approval: None,
             cancel_reason,
-            sandbox_root: Some(result.sandbox_root),
-            started_at,
-            ended_at: Some(ended_at),
-            setup_time: result.setup_time,
-            prepared: Some(result.prepared),
-            unenforced: result.unenforced,
-            watched: result.watched,
-            outcome: Some(result.outcome),
-            usage: Some(result.usage),
-            receipt: Some(result.receipt),
-            output_bytes: result.output_bytes,
-            output_truncated: result.output_truncated,
-            output_total: Some(result.output_total),
-            violations: result.violations,
-            changes: result.changes,
             worker_address: None,
+            end: Some(end),
             ..self.clone()
         })
     }
@@ -343,29 +313,22 @@ struct RunRow<Spec> {
     attempt: i32,
     worker_id: Option<String>,
     lease_epoch: Option<i64>,
-    sandbox_root: Option<String>,
+    worker_address: Option<String>,
     created_at: OffsetDateTime,
     started_at: Option<OffsetDateTime>,
     ended_at: Option<OffsetDateTime>,
-    setup_micros: Option<i64>,
-    prepared: Option<bool>,
-    unenforced: Option<Vec<String>>,
-    watched: Option<Vec<String>>,
-    outcome: Option<Json<Outcome>>,
-    usage: Option<Json<Usage>>,
-    receipt: Option<Json<Receipt>>,
-    output_bytes: i64,
-    output_truncated: bool,
-    output_total: Option<i64>,
-    violations: Option<Json<Violations>>,
-    changes: Option<Json<Changes>>,
-    worker_address: Option<String>,
+    result: Option<Json<RunResult>>,
 }
 
 impl<Spec> TryFrom<RunRow<Spec>> for Run<Spec> {
     type Error = Error;
 
     fn try_from(row: RunRow<Spec>) -> Result<Self, Error> {
+        let end = row.ended_at.zip(row.result).map(|(ended_at, Json(result))| EndedRun {
+            started_at: row.started_at,
+            ended_at,
+            result,
+        });
         Ok(Self {
             id: RunId(row.id),
             session: SessionId(row.session_id),
@@ -379,23 +342,9 @@ impl<Spec> TryFrom<RunRow<Spec>> for Run<Spec> {
             attempt: row.attempt,
             worker: row.worker_id.map(|text| row::parse("runs.worker_id", &text)).transpose()?,
             lease_epoch: row.lease_epoch.map(LeaseEpoch),
-            sandbox_root: row.sandbox_root,
-            created_at: row.created_at,
-            started_at: row.started_at,
-            ended_at: row.ended_at,
-            setup_time: row.setup_micros.map(row::micros),
-            prepared: row.prepared,
-            unenforced: row.unenforced.unwrap_or_default(),
-            watched: row.watched.unwrap_or_default(),
-            outcome: row.outcome.map(|json| json.0),
-            usage: row.usage.map(|json| json.0),
-            receipt: row.receipt.map(|json| json.0),
-            output_bytes: row.output_bytes,
-            output_truncated: row.output_truncated,
-            output_total: row.output_total,
-            violations: row.violations.map(|json| json.0).unwrap_or_default(),
-            changes: row.changes.map(|json| json.0),
             worker_address: row.worker_address,
+            created_at: row.created_at,
+            end,
         })
     }
 }

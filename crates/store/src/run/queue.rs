@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use codelia_policy::display_duration;
-use codelia_types::{Mode, Outcome, Reason, Refusal, RunId, SessionId, TenantId};
+use codelia_types::{Mode, Outcome, Reason, Refusal, RunId, SessionId, TenantId, duration};
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
@@ -43,7 +42,7 @@ impl fmt::Display for WaitReason {
             Self::NoWorker => f.write_str("none ready: no worker is running"),
             Self::NoMode(mode) => write!(f, "none ready: no worker has mode {mode}"),
             Self::NoFiles => f.write_str("none ready: no worker has the session's files"),
-            Self::NoSpace => f.write_str("none ready: no worker has disk space (worker.disk_reserve_mb)"),
+            Self::NoSpace => f.write_str("none ready: no worker has disk space (worker.disk_reserve)"),
             Self::Draining => f.write_str("none ready: all workers are draining"),
             Self::Busy => f.write_str("none ready: all workers are busy"),
             Self::Starting => f.write_str("one is about to take the run"),
@@ -84,7 +83,7 @@ impl WaitingRun {
         let waited = self.queue_timeout.as_ref().map(row::duration).unwrap_or_default();
         let message = format!(
             "no worker took the run in {} ({}); start workers, or allow a longer queue timeout",
-            display_duration(waited),
+            duration::text(waited),
             self.reason()?
         );
         Ok(Outcome::Refused(Refusal { reason: Reason::QueueTimeout, message }))
@@ -146,9 +145,9 @@ impl Store {
              deleted AS (DELETE FROM live_runs r USING due WHERE r.id = due.id RETURNING r.*),
              ended AS (
                  INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
-                                         cancel_requested_at, cancel_reason, created_at, ended_at, outcome)
+                                         cancel_requested_at, cancel_reason, created_at, ended_at, result)
                  SELECT d.id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
-                        cancel_requested_at, cancel_reason, created_at, now(), o.outcome
+                        cancel_requested_at, cancel_reason, created_at, now(), jsonb_build_object('outcome', o.outcome)
                  FROM deleted d JOIN unnest($1::uuid[], $2::jsonb[]) AS o (run, outcome) ON o.run = d.id
                  RETURNING id, tenant_id, session_id
              )

@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use super::{Session, SessionRef, SessionSpec, SessionState};
 use crate::{
-    Error, EventBody, EventKind, EventSubject, KeyVersion, Quotas, Store, WorkerCandidate,
-    audit::SignedEvent, error::is_unique_violation, row, tenant::QUOTA_MARGIN,
+    Error, EventBody, EventKind, EventSubject, Quotas, Store, WorkerCandidate, audit::SignedEvent,
+    error::is_unique_violation, row, tenant::QUOTA_MARGIN,
 };
 
 /// A session to create.
@@ -23,9 +23,6 @@ pub struct NewSession<'a> {
     pub tenant: &'a TenantId,
     /// The key that creates it.
     pub key: KeyId,
-    /// The version of the key, if this call has not looked it up: the session is created only if nothing
-    /// about the key has changed.
-    pub key_version: Option<KeyVersion>,
     /// A display name, unique among the tenant's open sessions.
     pub alias: Option<&'a str>,
     /// The settings that its runs inherit.
@@ -62,8 +59,6 @@ pub enum SessionCreated {
     Existing(Box<Session>),
     /// The idempotency key was used before with a different request.
     KeyReused,
-    /// The key is not the same as [`NewSession::key_version`] any more, or has expired.
-    KeyChanged,
     /// The tenant reached its quota of open sessions.
     OverQuota,
     /// Workers are alive, and none of them has the mode of the session.
@@ -73,7 +68,6 @@ pub enum SessionCreated {
 /// The answer to one attempt to insert a session.
 enum Insertion {
     Created(SessionCreated),
-    KeyChanged,
     ModeUnavailable,
     /// The quota was reached or the idempotency key was used before.
     Refused,
@@ -88,7 +82,6 @@ impl Store {
         let within = |margin| if new.check_quota { quotas.sessions - margin } else { i64::MAX };
         match self.session_insert(&self.pools.runs, &new, within(QUOTA_MARGIN)).await? {
             Insertion::Created(created) => return Ok(created),
-            Insertion::KeyChanged => return Ok(SessionCreated::KeyChanged),
             Insertion::ModeUnavailable => return Ok(SessionCreated::ModeUnavailable),
             Insertion::Refused => {}
         }
@@ -101,7 +94,6 @@ impl Store {
         tx.commit().await?;
         match inserted {
             Insertion::Created(created) => Ok(created),
-            Insertion::KeyChanged => Ok(SessionCreated::KeyChanged),
             Insertion::ModeUnavailable => Ok(SessionCreated::ModeUnavailable),
             Insertion::Refused => Ok(self.session_existing(&new).await?.unwrap_or(SessionCreated::OverQuota)),
         }
@@ -140,9 +132,6 @@ impl Store {
             event.detail,
             mac,
             new.spec.mode.as_str(),
-            new.key_version.map(|version| version.key),
-            new.key_version.map(|version| version.tenant),
-            new.key_version.and_then(|version| version.policy),
         )
         .fetch_all(executor)
         .await;
@@ -153,17 +142,12 @@ impl Store {
             }
             Err(error) => return Err(error.into()),
         };
-        let Some(&CreatedRow { open, has_mode, key_is_same, created_at, expires_at, .. }) = rows.first()
-        else {
+        let Some(&CreatedRow { open, has_mode, created_at, expires_at, .. }) = rows.first() else {
             return Err(Error::RowMissing { what: "session" });
         };
         let (Some(created_at), Some(expires_at)) = (created_at, expires_at) else {
             self.audit.forget(event.id);
-            return Ok(match (key_is_same, has_mode) {
-                (false, _) => Insertion::KeyChanged,
-                (true, false) => Insertion::ModeUnavailable,
-                (true, true) => Insertion::Refused,
-            });
+            return Ok(if has_mode { Insertion::Refused } else { Insertion::ModeUnavailable });
         };
         let candidates = rows.into_iter().filter_map(|row| row.candidate().transpose());
         Ok(Insertion::Created(SessionCreated::New {
@@ -196,7 +180,6 @@ impl Store {
 struct CreatedRow {
     open: i64,
     has_mode: bool,
-    key_is_same: bool,
     created_at: Option<OffsetDateTime>,
     expires_at: Option<OffsetDateTime>,
     worker: Option<String>,

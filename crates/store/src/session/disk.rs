@@ -1,5 +1,5 @@
 //! The tables `session_disk` and `tenant_disk_levels`: what the files of sessions use, and how near that is to
-//! the limits of sessions and the quotas of tenants. See `migrations/0059_disk_usage.sql`.
+//! the limits of sessions and the quotas of tenants. See `migrations/0004_disk.sql`.
 
 use codelia_policy::DiskLimits;
 use codelia_types::{DiskMechanism, DiskUsage, Incarnation, LeaseEpoch, SessionId, TenantId, WorkerId};
@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, EventBody, EventKind, EventSubject, Store, event, row};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, audit, row};
 
 /// The shares of a limit, in percent, that are recorded as events.
 const LEVELS: [i16; 2] = [80, 100];
@@ -117,7 +117,7 @@ impl Store {
             reported.tenants.push(TenantDisk { tenant, used, quota });
         }
         for (subject, body) in &events {
-            event::insert(&self.audit, &mut *tx, subject, body).await?;
+            audit::insert(&self.audit, &mut *tx, subject, body).await?;
             reported.crossings += 1;
         }
         tx.commit().await?;

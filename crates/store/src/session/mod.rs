@@ -92,7 +92,7 @@ pub struct Session {
     pub id: SessionId,
     /// The tenant.
     pub tenant: TenantId,
-    /// The key that created it; `None` for sessions of earlier versions.
+    /// The key that created it.
     pub created_by: Option<KeyId>,
     /// A display name, unique among the tenant's open sessions.
     pub alias: Option<String>,

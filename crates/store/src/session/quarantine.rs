@@ -1,11 +1,11 @@
-//! The quarantine of sessions. A trigger on `events` begins it, see `migrations/0052_session_quarantine.sql`.
+//! The quarantine of sessions. A trigger on `audit` begins it, see `migrations/0013_audit.sql`.
 
 use codelia_types::{KeyId, RunId, SessionId, TenantId};
 use serde_json::json;
 use time::OffsetDateTime;
 
 use super::{Session, SessionRef};
-use crate::{Error, EventBody, EventKind, EventSubject, Store, event};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, audit};
 
 /// Why a session takes no runs and no changes of its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Store {
         if released.rows_affected() > 0 {
             let subject = EventSubject { session: Some(found.id), ..EventSubject::by(key, Some(tenant)) };
             let body = EventBody::new(EventKind::SessionReleased, json!({ "reason": reason }));
-            event::insert(&self.audit, &mut *tx, &subject, &body).await?;
+            audit::insert(&self.audit, &mut *tx, &subject, &body).await?;
         }
         tx.commit().await?;
         self.session_get(tenant, &SessionRef::Id(found.id)).await

@@ -11,9 +11,9 @@ deleted AS (
 ),
 ended AS (
     INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at,
-                            cancel_reason, created_at, ended_at, outcome)
+                            cancel_reason, created_at, ended_at, result)
     SELECT d.id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at,
-           cancel_reason, created_at, now(), due.outcome
+           cancel_reason, created_at, now(), jsonb_build_object('outcome', due.outcome)
     FROM deleted d JOIN due ON due.id = d.id
     RETURNING id, tenant_id, session_id
 )

@@ -35,11 +35,13 @@ deleted AS (
 ),
 lost AS (
     INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
-                            worker_id, incarnation, lease_epoch, created_at, ended_at, outcome, output_bytes)
+                            worker_id, incarnation, lease_epoch, created_at, ended_at, output_bytes, result)
     SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
-           worker_id, incarnation, lease_epoch, created_at, now(), '{"kind": "lost"}',
-           (SELECT coalesce(sum(coalesce(length, octet_length(data))), 0) FROM run_output WHERE run_id = deleted.id)
-    FROM deleted
+           worker_id, incarnation, lease_epoch, created_at, now(), output.bytes,
+           jsonb_build_object('outcome', '{"kind": "lost", "detail": "worker_lost"}'::jsonb, 'output_bytes', output.bytes)
+    FROM deleted CROSS JOIN LATERAL (
+        SELECT coalesce(sum(coalesce(length, octet_length(data))), 0) AS bytes FROM run_output WHERE run_id = deleted.id
+    ) AS output
     RETURNING id, tenant_id, session_id, worker_id, output_bytes
 ),
 audited AS (

@@ -12,9 +12,9 @@ withdrawn AS (
 ),
 ended AS (
     INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at,
-                            cancel_reason, created_at, ended_at, outcome)
+                            cancel_reason, created_at, ended_at, result)
     SELECT d.id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at,
-           cancel_reason, created_at, now(), o.outcome
+           cancel_reason, created_at, now(), jsonb_build_object('outcome', o.outcome)
     FROM deleted d JOIN unnest($1::uuid[], $2::jsonb[]) AS o (run, outcome) ON o.run = d.id
     RETURNING id, tenant_id, session_id
 )

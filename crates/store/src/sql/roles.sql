@@ -18,7 +18,7 @@ DECLARE
         -- A worker decides about the changes that it holds.
         'UPDATE (changes) ON ended_runs TO codelia_worker',
         'SELECT, INSERT, UPDATE, DELETE ON held_changes TO codelia_worker',
-        'INSERT ON events, output_changes TO codelia_worker',
+        'INSERT ON output_changes TO codelia_worker',
         -- A worker adds to the audit, and reads which of its rows are stored.
         'INSERT, SELECT (writer, id) ON audit TO codelia_worker',
         'INSERT, SELECT (writer, number, at) ON audit_checkpoints TO codelia_worker',
@@ -37,7 +37,7 @@ DECLARE
         -- A worker records where a volume is, its size and its use.
         'UPDATE (root_id, used_at, used_bytes) ON volumes TO codelia_worker',
         -- The records of runs and what was refused or decided: neither output nor secrets nor keys.
-        'SELECT ON events, audit, audit_checkpoints, ended_runs, approvals, flags, flag_revisions, tenant_policies, '
+        'SELECT ON audit, audit_checkpoints, ended_runs, approvals, flags, flag_revisions, tenant_policies, '
             'scope_policies, policy_versions, tools, volumes, volume_mounts '
             'TO codelia_auditor'
     ];

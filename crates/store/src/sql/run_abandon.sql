@@ -6,11 +6,13 @@ WITH abandoned AS (
 ),
 ended AS (
     INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
-                            worker_id, incarnation, lease_epoch, created_at, ended_at, outcome, output_bytes)
+                            worker_id, incarnation, lease_epoch, created_at, ended_at, output_bytes, result)
     SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
-           worker_id, incarnation, lease_epoch, created_at, now(), '{"kind": "lost", "reason": "result_rejected"}',
-           (SELECT coalesce(sum(coalesce(length, octet_length(data))), 0) FROM run_output WHERE run_id = abandoned.id)
-    FROM abandoned
+           worker_id, incarnation, lease_epoch, created_at, now(), output.bytes,
+           jsonb_build_object('outcome', '{"kind": "lost", "detail": "result_rejected"}'::jsonb, 'output_bytes', output.bytes)
+    FROM abandoned CROSS JOIN LATERAL (
+        SELECT coalesce(sum(coalesce(length, octet_length(data))), 0) AS bytes FROM run_output WHERE run_id = abandoned.id
+    ) AS output
     RETURNING id, tenant_id, session_id, worker_id, output_bytes
 ),
 audited AS (

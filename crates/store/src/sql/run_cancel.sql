@@ -19,10 +19,10 @@ withdrawn AS (
 ),
 ended AS (
     INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
-                            created_at, ended_at, outcome)
+                            created_at, ended_at, result)
     SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, coalesce(cancel_requested_at, now()),
            CASE WHEN cancel_requested_at IS NULL THEN $3 ELSE cancel_reason END,
-           created_at, now(), '{"kind": "canceled"}'
+           created_at, now(), '{"outcome": {"kind": "canceled"}}'
     FROM canceled
     RETURNING id, tenant_id, session_id
 )

@@ -12,27 +12,27 @@ WITH ended AS (
 ),
 committed AS (
     INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
-                            worker_id, incarnation, lease_epoch, created_at, ended_at, started_at, outcome, exit_code, usage,
-                            receipt, sandbox_root, setup_micros, prepared, unenforced, watched,
-                            output_bytes, output_truncated, output_total, violations, changes)
+                            worker_id, incarnation, lease_epoch, created_at, started_at, ended_at, output_bytes, result, changes)
     SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
-           worker_id, incarnation, lease_epoch, created_at, now(), now() - $10::interval, $5, $6, $7,
-           $8, $9, $11, $12, $13, $25,
-           $14, $15, $26, $20, $37
+           worker_id, incarnation, lease_epoch, created_at, now() - $6::interval, now(),
+           -- A decision about held changes comes later.
+           ($5::jsonb -> 'output_bytes')::bigint, $5 - 'changes', $5 -> 'changes'
     FROM ended
     RETURNING id, session_id, tenant_id, attempt, started_at, ended_at, cancel_reason, output_bytes
 ),
 stored AS (
     INSERT INTO run_output (run_id, position, stream, stream_offset, data, object, object_offset, length)
-    SELECT committed.id, c.position, c.stream, c.stream_offset, c.data, $27, c.object_offset, c.length
-    FROM committed, unnest($16::bigint[], $17::smallint[], $18::bigint[], $19::bytea[], $28::integer[], $29::integer[])
-        AS c (position, stream, stream_offset, data, object_offset, length)
+    SELECT committed.id, c.position, c.stream, c.stream_offset, c.data, $10, c.object_offset, c.length
+    FROM committed, ROWS FROM (
+        jsonb_to_recordset($8) AS (position bigint, stream smallint, stream_offset bigint, object_offset integer, length integer),
+        unnest($9::bytea[])
+    ) AS c (position, stream, stream_offset, object_offset, length, data)
     ON CONFLICT (run_id, position) DO NOTHING
 ),
 held AS (
     INSERT INTO held_changes (session_id, run_id, lease_epoch, root, expires_at)
-    SELECT committed.session_id, committed.id, $4, w.root_id, now() + $38::interval
-    FROM committed, workers w WHERE w.id = $2 AND $38::interval IS NOT NULL
+    SELECT committed.session_id, committed.id, $4, w.root_id, now() + $7::interval
+    FROM committed, workers w WHERE w.id = $2 AND $7::interval IS NOT NULL
     -- Nothing runs while a session holds changes: a row would be left over.
     ON CONFLICT (session_id) DO UPDATE
     SET run_id = excluded.run_id, lease_epoch = excluded.lease_epoch, root = excluded.root, expires_at = excluded.expires_at
@@ -41,15 +41,10 @@ counted AS (
     INSERT INTO output_changes (tenant_id, day, bytes)
     SELECT tenant_id, run_day(id), output_bytes FROM committed WHERE output_bytes > 0
 ),
-recorded_events AS (
-    INSERT INTO events (id, kind, tenant_id, session_id, run_id, worker_id, field, detail)
-    SELECT e.id, e.kind, committed.tenant_id, committed.session_id, committed.id, $2, e.field, e.detail
-    FROM committed, unnest($21::uuid[], $22::text[], $23::text[], $24::jsonb[]) AS e (id, kind, field, detail)
-),
 audited AS (
     INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, worker_id, field, detail, mac)
-    SELECT $30, a.id, a.at, a.kind, committed.tenant_id, committed.session_id, committed.id, $2, a.field, a.detail, a.mac
-    FROM committed, unnest($31::uuid[], $32::timestamptz[], $33::text[], $34::text[], $35::text[], $36::bytea[])
+    SELECT $11, a.id, a.at, a.kind, committed.tenant_id, committed.session_id, committed.id, $2, a.field, a.detail, a.mac
+    FROM committed, unnest($12::uuid[], $13::timestamptz[], $14::text[], $15::text[], $16::text[], $17::bytea[])
         AS a (id, at, kind, field, detail, mac)
 )
 SELECT attempt, started_at, ended_at AS "ended_at!", cancel_reason FROM committed

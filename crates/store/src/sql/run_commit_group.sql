@@ -1,11 +1,9 @@
 -- Ends runs of one worker as run_commit.sql does, those whose result is small and has no events. Does nothing for a run
 -- that another transaction has locked or whose lease is lost: run_commit.sql decides about it.
 WITH request AS (
-    SELECT * FROM unnest($4::uuid[], $5::bigint[], $6::jsonb[], $7::integer[], $8::jsonb[], $9::jsonb[], $10::text[],
-                         $11::interval[], $12::bigint[], $13::boolean[], $14::jsonb[], $15::jsonb[], $16::bigint[],
-                         $17::boolean[], $18::bigint[], $19::uuid[], $20::timestamptz[], $21::text[], $22::bytea[])
-        AS q (id, lease_epoch, outcome, exit_code, usage, receipt, sandbox_root, started_ago, setup_micros, prepared,
-              unenforced, watched, output_bytes, output_truncated, output_total, event_id, event_at, event_detail, event_mac)
+    SELECT * FROM unnest($4::uuid[], $5::bigint[], $6::jsonb[], $7::interval[], $8::uuid[], $9::timestamptz[], $10::text[],
+                         $11::bytea[])
+        AS q (id, lease_epoch, result, started_ago, event_id, event_at, event_detail, event_mac)
 ),
 locked AS (
     SELECT r.id
@@ -22,21 +20,17 @@ ended AS (
 ),
 committed AS (
     INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
-                            worker_id, incarnation, lease_epoch, created_at, ended_at, started_at, outcome, exit_code, usage,
-                            receipt, sandbox_root, setup_micros, prepared, unenforced, watched,
-                            output_bytes, output_truncated, output_total)
+                            worker_id, incarnation, lease_epoch, created_at, started_at, ended_at, output_bytes, result)
     SELECT e.id, e.tenant_id, e.session_id, e.spec, e.settings_hash, e.summary, e.labels, e.attempt, e.cancel_requested_at, e.cancel_reason,
-           e.worker_id, e.incarnation, e.lease_epoch, e.created_at, now(), now() - q.started_ago, q.outcome, q.exit_code, q.usage,
-           q.receipt, q.sandbox_root, q.setup_micros, q.prepared,
-           ARRAY(SELECT jsonb_array_elements_text(q.unenforced)), ARRAY(SELECT jsonb_array_elements_text(q.watched)),
-           q.output_bytes, q.output_truncated, q.output_total
+           e.worker_id, e.incarnation, e.lease_epoch, e.created_at, now() - q.started_ago, now(),
+           (q.result -> 'output_bytes')::bigint, q.result
     FROM ended e JOIN request q ON q.id = e.id
     RETURNING id, session_id, tenant_id, attempt, started_at, ended_at, cancel_reason, output_bytes
 ),
 stored AS (
     INSERT INTO run_output (run_id, position, stream, stream_offset, data)
     SELECT c.run_id, c.position, c.stream, c.stream_offset, c.data
-    FROM unnest($23::uuid[], $24::bigint[], $25::smallint[], $26::bigint[], $27::bytea[])
+    FROM unnest($12::uuid[], $13::bigint[], $14::smallint[], $15::bigint[], $16::bytea[])
         AS c (run_id, position, stream, stream_offset, data)
     WHERE c.run_id IN (SELECT id FROM committed)
     ON CONFLICT (run_id, position) DO NOTHING

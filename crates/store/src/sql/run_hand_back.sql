@@ -27,9 +27,9 @@ canceled AS (
 ),
 ended AS (
     INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
-                            created_at, ended_at, outcome)
+                            created_at, ended_at, result)
     SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, cancel_requested_at, cancel_reason,
-           created_at, now(), '{"kind": "canceled"}'
+           created_at, now(), '{"outcome": {"kind": "canceled"}}'
     FROM canceled
 ),
 audited AS (

@@ -1,7 +1,12 @@
--- Inserts a run. One statement checks the session, the idempotency key, the settings $15 that the run refers to, the
--- key if $26 is set and, if $14 is set, the quotas. A run with an approval $16 is held: no worker finds it until the
+-- Inserts the run $4. One statement checks the session, the idempotency key, the settings $5 that the run refers to,
+-- the key if the run has its version and, if $11 is set, the quotas. A run with an approval $8 is held: no worker finds it until the
 -- approval is allowed.
-WITH session AS (
+WITH run AS (
+    SELECT * FROM jsonb_to_record($4)
+        AS run (spec jsonb, summary jsonb, labels jsonb, retries integer, traceparent text, requested_by uuid,
+                key_version bigint, tenant_version bigint, policy_version bigint)
+),
+session AS (
     SELECT s.id,
            s.state = 'open' AND s.expires_at > now() AS open, s.end_reason, s.quarantine_reason,
            -- The files are gone and the caller did not allow their loss. Checked only if no worker
@@ -10,14 +15,11 @@ WITH session AS (
            -- Nobody else tells a worker of the run that waits: not one that will hold the session, nor a holder
            -- that is not ready now. If the session was acquired while this statement waited for its lock, then
            -- s is current and w is missing.
-           w.state IS DISTINCT FROM 'ready' AND $16::uuid IS NULL AS waits,
+           w.state IS DISTINCT FROM 'ready' AND $8::uuid IS NULL AS waits,
            -- Set if a live, ready worker holds the session: the run is assigned to it immediately.
-           CASE WHEN w.state = 'ready' AND $16 IS NULL THEN w.id END AS worker_id,
-           CASE WHEN w.state = 'ready' AND $16 IS NULL THEN w.incarnation END AS incarnation,
-           CASE WHEN w.state = 'ready' AND $16 IS NULL THEN w.address END AS address,
-           -- A live holder can do what the run needs ($25). Without a holder, only a worker that can will begin it.
-           $25::text[] IS NULL OR w.id IS NULL OR coalesce(w.features_of = w.incarnation AND $25 <@ w.features, false)
-               AS supported,
+           CASE WHEN w.state = 'ready' AND $8 IS NULL THEN w.id END AS worker_id,
+           CASE WHEN w.state = 'ready' AND $8 IS NULL THEN w.incarnation END AS incarnation,
+           CASE WHEN w.state = 'ready' AND $8 IS NULL THEN w.address END AS address,
            s.lease_epoch,
            CASE WHEN w.state IS DISTINCT FROM 'ready' THEN s.spec ->> 'mode' END AS mode, s.home_root, s.allow_data_loss
     FROM sessions s
@@ -29,52 +31,53 @@ WITH session AS (
 ),
 used AS (
     SELECT count(*) AS active, count(*) FILTER (WHERE state <> 'running') AS queued
-    FROM live_runs WHERE tenant_id = $3 AND $14::boolean
+    FROM live_runs WHERE tenant_id = $3 AND $11::bigint IS NOT NULL
 ),
 known AS (
     -- Upkeep deletes settings that were not used for some days: these cannot be deleted while this statement runs.
-    SELECT $15::bytea IS NULL
+    SELECT $5::bytea IS NULL
         OR EXISTS (SELECT 1 FROM run_settings
-                   WHERE hash = $15 AND used_day >= greatest(run_day($1), (now() AT TIME ZONE 'UTC')::date - 1)) AS settings
+                   WHERE hash = $5 AND used_day >= greatest(run_day($1), (now() AT TIME ZONE 'UTC')::date - 1)) AS settings
 ),
 caller AS (
     -- The rows that key_authenticate read are the same, so the key is not revoked and its tenant not suspended.
-    SELECT $26::bigint IS NULL
+    SELECT run.key_version IS NULL
         OR EXISTS (SELECT 1 FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
-                   WHERE k.id = $22 AND k.tenant_id = $3
-                     AND k.xmin::text::bigint = $26 AND t.xmin::text::bigint = $27::bigint
+                   WHERE k.id = $16 AND k.tenant_id = $3
+                     AND k.xmin::text::bigint = run.key_version AND t.xmin::text::bigint = run.tenant_version
                      AND coalesce(k.expires_at > now(), true)
                      AND (SELECT p.version FROM tenant_policies p WHERE p.tenant_id = t.id
-                          ORDER BY p.version DESC LIMIT 1) IS NOT DISTINCT FROM $28::bigint) AS is_same
+                          ORDER BY p.version DESC LIMIT 1) IS NOT DISTINCT FROM run.policy_version) AS is_same
+    FROM run
 ),
 admitted AS (
     SELECT session.* FROM session, used, known, caller
     WHERE caller.is_same AND session.open AND session.quarantine_reason IS NULL AND NOT session.lost
-      AND session.supported AND known.settings AND used.active < $9 AND used.queued < $10
+      AND known.settings AND coalesce(used.active < $11 AND used.queued < $12, true)
 ),
 keyed AS (
     INSERT INTO run_keys (session_id, idempotency_key, run_id, request_hash)
-    SELECT id, $7, $1, $8 FROM admitted WHERE $7::text IS NOT NULL
+    SELECT id, $9, $1, $10 FROM admitted WHERE $9::text IS NOT NULL
     ON CONFLICT (session_id, idempotency_key) DO NOTHING
     RETURNING run_id
 ),
 inserted AS (
     INSERT INTO live_runs (id, session_id, tenant_id, spec, settings_hash, labels, retries, summary, secret_env,
                            queue_timeout, queued_until, state, worker_id, incarnation, lease_epoch, approval_id, requested_by,
-                           traceparent, needs)
-    SELECT $1, a.id, $3, $4, $15, $5, $6, $11, $12,
-           $13, now() + $13::interval,
-           CASE WHEN $16 IS NOT NULL THEN 'held' WHEN a.worker_id IS NULL THEN 'queued' ELSE 'running' END,
+                           traceparent)
+    SELECT $1, a.id, $3, run.spec, $5, run.labels, run.retries, run.summary, $6,
+           $7, now() + $7::interval,
+           CASE WHEN $8 IS NOT NULL THEN 'held' WHEN a.worker_id IS NULL THEN 'queued' ELSE 'running' END,
            a.worker_id, a.incarnation,
            CASE WHEN a.worker_id IS NOT NULL THEN a.lease_epoch END,
-           $16, $17::uuid, $18::text, $25
-    FROM admitted a
-    WHERE $7::text IS NULL OR EXISTS (SELECT 1 FROM keyed)
+           $8, run.requested_by, run.traceparent
+    FROM admitted a, run
+    WHERE $9::text IS NULL OR EXISTS (SELECT 1 FROM keyed)
     RETURNING created_at
 ),
 labeled AS (
     INSERT INTO run_labels (token, run_id)
-    SELECT unnest(label_tokens($3, $5)), $1 FROM inserted WHERE $5::jsonb <> '{}'
+    SELECT unnest(label_tokens($3, run.labels)), $1 FROM inserted, run WHERE run.labels <> '{}'
 ),
 waiting AS (
     INSERT INTO waiting_sessions (session_id, tenant_id, mode, root, allow_data_loss)
@@ -85,9 +88,9 @@ waiting AS (
 -- The event of the audit: nothing runs without one.
 audited AS (
     INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, key_id, detail, mac)
-    SELECT $19, $20, $21, 'RUN_ADMITTED', $3, $2, $1, $22, $23, $24 FROM inserted
+    SELECT $13, $14, $15, 'RUN_ADMITTED', $3, $2, $1, $16, $17, $18 FROM inserted
 )
-SELECT session.open AS "open!", session.lost AS "lost!", session.supported AS "supported!", session.end_reason AS "end_reason?",
+SELECT session.open AS "open!", session.lost AS "lost!", session.end_reason AS "end_reason?",
        session.quarantine_reason AS "quarantine_reason?", used.active AS "active!", used.queued AS "queued!",
        inserted.created_at AS "created_at?",
        session.worker_id AS "worker_id?", session.incarnation AS "incarnation?",

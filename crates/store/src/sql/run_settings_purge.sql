@@ -3,8 +3,7 @@
 WITH bound AS MATERIALIZED (
     -- run_insert.sql relies on settings of today and yesterday.
     SELECT least((now() AT TIME ZONE 'UTC')::date - 2,
-                 min(CASE WHEN c.relname = 'ended_runs_before' THEN date '1970-01-01'
-                          ELSE to_date(right(c.relname, 8), 'YYYYMMDD') END)) AS day
+                 min(to_date(right(c.relname, 8), 'YYYYMMDD'))) AS day
     FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
     WHERE i.inhparent = 'ended_runs'::regclass AND c.relname <> 'ended_runs_default'
 ),

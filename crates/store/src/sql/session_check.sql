@@ -15,7 +15,7 @@ WITH found AS MATERIALIZED (
                       AND (r.session_id, r.state, r.id) < (s.id, 'running', 'ffffffff-ffff-ffff-ffff-ffffffffffff')
                     LIMIT 1) IS NULL AS stranded,
            greatest(s.created_at, s.used_at, s.idle_since,
-                    -- Of a session of an earlier version it is not known when its runs ended.
+                    -- Before its first check it is not known when its runs ended.
                     CASE WHEN s.checked_at IS NULL THEN now() END,
                     (SELECT max(r.ended_at) FROM ended_runs r
                      -- The clocks that ids are made with may differ. By the index of sessions: see run/list.rs.
@@ -28,11 +28,11 @@ WITH found AS MATERIALIZED (
                     (SELECT r.ended_at FROM ended_runs r
                      WHERE (r.session_id, r.id) >= (s.id, id_at(s.checked_at - interval '5 minutes'))
                        AND (r.session_id, r.id) <= (s.id, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
-                       AND (r.started_at IS NOT NULL OR r.attempt > 1 OR r.outcome ->> 'kind' = 'lost')
+                       AND (r.started_at IS NOT NULL OR r.attempt > 1 OR r.result #>> '{outcome,kind}' = 'lost')
                      LIMIT 1),
                     (SELECT r.ended_at FROM ended_runs r
                      WHERE r.id = ANY (s.live_runs)
-                       AND (r.started_at IS NOT NULL OR r.attempt > 1 OR r.outcome ->> 'kind' = 'lost')
+                       AND (r.started_at IS NOT NULL OR r.attempt > 1 OR r.result #>> '{outcome,kind}' = 'lost')
                      LIMIT 1)) AS used_at
     FROM sessions s WHERE s.id = ANY ($1)
 ),

@@ -1,4 +1,4 @@
--- Closes a session. Waits for runs that are being inserted, and sees them (migrations/0058_close_session.sql).
+-- Closes a session. Waits for runs that are being inserted, and sees them (migrations/0003_sessions.sql).
 SELECT c.has_queue AS "has_queue!",
        (c.session).spec AS "spec!: Json<SessionSpec>", (c.session).id AS "id!", (c.session).tenant_id AS "tenant_id!",
        (c.session).alias, (c.session).labels AS "labels!: Json<BTreeMap<String, String>>", (c.session).state AS "state!",

@@ -1,5 +1,4 @@
--- Creates a session unless the tenant has $10 open sessions already, workers are alive and none has its mode $19, or the
--- key changed and $20 is set.
+-- Creates a session unless the tenant has $10 open sessions already, or workers are alive and none has its mode $19.
 -- Counts sessions only if $12 is set. Returns a row for each of two random workers that may take the session, at least one.
 WITH used AS (
     SELECT count(*) AS open FROM sessions WHERE open_tenant = $2 AND $12::boolean
@@ -9,23 +8,13 @@ live AS (
     SELECT coalesce(bool_or($19::text = ANY (modes)), true) AS has_mode
     FROM workers WHERE lease_until > now() AND state <> 'left' AND modes <> '{}'
 ),
-caller AS (
-    -- As in run_insert.sql.
-    SELECT $20::bigint IS NULL
-        OR EXISTS (SELECT 1 FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
-                   WHERE k.id = $16 AND k.tenant_id = $2
-                     AND k.xmin::text::bigint = $20 AND t.xmin::text::bigint = $21::bigint
-                     AND coalesce(k.expires_at > now(), true)
-                     AND (SELECT p.version FROM tenant_policies p WHERE p.tenant_id = t.id
-                          ORDER BY p.version DESC LIMIT 1) IS NOT DISTINCT FROM $22::bigint) AS is_same
-),
 created AS (
     INSERT INTO sessions (id, tenant_id, alias, spec, labels, expires_at, idle_ttl, idempotency_key, request_hash,
                           allow_data_loss, created_by, checked_at, check_at)
     SELECT $1, $2, $3, $4, $5, now() + $6::interval, $7, $8, $9, $11, $16, now(),
            -- As in session_check.sql.
            now() + least($6::interval, $7, interval '15 minutes')
-    FROM used, live, caller WHERE used.open < $10 AND live.has_mode AND caller.is_same
+    FROM used, live WHERE used.open < $10 AND live.has_mode
     ON CONFLICT (tenant_id, idempotency_key) DO NOTHING
     RETURNING created_at, expires_at
 ),
@@ -38,7 +27,7 @@ candidates AS (
     FROM workers w WHERE w.state = 'ready' AND w.lease_until > now() AND NOT w.disk_is_short AND $19 = ANY (w.modes)
     ORDER BY random() LIMIT 2
 )
-SELECT used.open AS "open!", live.has_mode AS "has_mode!", caller.is_same AS "key_is_same!", created.created_at AS "created_at?",
+SELECT used.open AS "open!", live.has_mode AS "has_mode!", created.created_at AS "created_at?",
        created.expires_at AS "expires_at?", c.id AS "worker?", c.incarnation AS "incarnation?", c.address AS "address?",
        c.slots AS "slots?", c.busy_slots AS "busy_slots?"
-FROM used CROSS JOIN live CROSS JOIN caller LEFT JOIN created ON true LEFT JOIN candidates c ON true
+FROM used CROSS JOIN live LEFT JOIN created ON true LEFT JOIN candidates c ON true

@@ -21,7 +21,7 @@ use std::{
 use tokio::time::sleep;
 use uuid::Uuid;
 
-pub use self::retention::{InvalidRetention, Retention, TenantRetention};
+pub use self::retention::{Retention, TenantRetention};
 use crate::{Error, Queue, Store, SweepReport, TrippedFlag};
 
 /// An owner that has not renewed its claim for this long is replaced.
@@ -249,7 +249,6 @@ enum Step {
     Output,
     Changes,
     Sessions,
-    Events,
     Approvals,
     Workers,
     Settings,
@@ -280,8 +279,7 @@ impl Purge {
                 Step::Runs => Step::Output,
                 Step::Output => Step::Changes,
                 Step::Changes => Step::Sessions,
-                Step::Sessions => Step::Events,
-                Step::Events => Step::Approvals,
+                Step::Sessions => Step::Approvals,
                 Step::Approvals => Step::Workers,
                 Step::Workers => Step::Settings,
                 Step::Settings => Step::Flags,
@@ -305,7 +303,6 @@ impl Purge {
             Step::Output => store.output_purge_any_tenant(keep, MAX_PURGED_ROWS, deadline).await,
             Step::Changes => store.changes_drop_ended_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
             Step::Sessions => store.session_purge_any_tenant(keep.runs, MAX_PURGED_ROWS).await.map(is_full),
-            Step::Events => store.event_purge_any_tenant(keep, MAX_PURGED_ROWS).await.map(is_full),
             Step::Approvals => store.approval_purge_any_tenant(keep, MAX_PURGED_ROWS).await.map(is_full),
             Step::Workers => store.worker_forget_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
             Step::Settings => store.settings_purge_any_tenant(MAX_PURGED_ROWS).await.map(is_full),

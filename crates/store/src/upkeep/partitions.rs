@@ -57,8 +57,7 @@ impl Store {
         let due = sqlx::query!(
             r#"SELECT parent AS "parent!", day AS "day!" FROM (
                    SELECT p.relname::text AS parent,
-                          CASE WHEN c.relname = p.relname || '_before' THEN first_run_partition() - 1
-                               ELSE to_date(right(c.relname, 8), 'YYYYMMDD') END AS day
+                          to_date(right(c.relname, 8), 'YYYYMMDD') AS day
                    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent
                    WHERE p.oid IN ('ended_runs'::regclass, 'run_output'::regclass, 'run_labels'::regclass)
                      AND c.relname <> p.relname || '_default'

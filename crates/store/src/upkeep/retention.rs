@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use codelia_policy::display_duration;
-use codelia_types::{KeyId, TenantId};
+use codelia_types::{KeyId, TenantId, duration, option::InvalidOption};
 use serde_json::{Value, json};
 use sqlx::postgres::types::PgInterval;
 
-use crate::{Error, EventBody, EventKind, EventSubject, Store, Tenant, event, row};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, Tenant, audit, row};
 
 /// Rows of whole days are dropped at once from here on; below it they are deleted one by one.
 pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -15,62 +14,43 @@ pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
 const MINIMUM: Duration = Duration::from_secs(60);
 const MAXIMUM: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// How long rows are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Retention {
-    /// Records of runs, and ended sessions, after their end.
-    pub runs: Duration,
-    /// Output of runs, after their end. At most as long as the record.
-    pub output: Duration,
-    /// Events that are not kept for audits.
-    pub events: Duration,
-    /// Decisions of operators, and what commands tried against their policy.
-    pub audit: Duration,
-}
-
-impl Default for Retention {
-    fn default() -> Self {
-        Self { runs: DAY, output: DAY, events: 7 * DAY, audit: 90 * DAY }
+codelia_types::options! {
+    /// How long rows are kept: the section `retention` of the configuration.
+    #[derive(Copy, PartialEq, Eq)]
+    pub struct Retention {
+        /// Records of runs and ended sessions, after their end.
+        #[serde(with = "duration")]
+        pub runs: Duration = DAY,
+        /// Output of runs, after their end; at most as long as the records.
+        #[serde(with = "duration")]
+        pub output: Duration = DAY,
+        /// The audit, approvals and their decisions.
+        #[serde(with = "duration")]
+        pub audit: Duration = 90 * DAY,
     }
-}
-
-/// What is wrong with a retention.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {message}")]
-pub struct InvalidRetention {
-    /// The field, such as `retention.runs`.
-    pub field: &'static str,
-    /// What its value must be.
-    pub message: String,
 }
 
 impl Retention {
     /// Checks that every time is within bounds and the times fit each other.
     ///
     /// # Errors
-    /// With the first field that does not.
-    pub fn check(&self) -> Result<(), InvalidRetention> {
+    /// With the first key that does not.
+    pub fn check(&self) -> Result<(), InvalidOption> {
         let times = [
             ("retention.runs", self.runs),
             ("retention.output", self.output),
-            ("retention.events", self.events),
             ("retention.audit", self.audit),
         ];
-        let invalid = |field, message: String| Err(InvalidRetention { field, message });
-        if let Some((field, _)) = times.into_iter().find(|(_, time)| !(MINIMUM..=MAXIMUM).contains(time)) {
-            let (least, most) = (display_duration(MINIMUM), display_duration(MAXIMUM));
-            return invalid(field, format!("must be from {least} to {most}"));
+        if let Some((key, _)) = times.into_iter().find(|(_, time)| !(MINIMUM..=MAXIMUM).contains(time)) {
+            let (least, most) = (duration::text(MINIMUM), duration::text(MAXIMUM));
+            return Err(InvalidOption::new(key, format!("must be from {least} to {most}")));
         }
+        let runs = format!("{}, as long as retention.runs", duration::text(self.runs));
         if self.output > self.runs {
-            let runs = display_duration(self.runs);
-            return invalid("retention.output", format!("must be at most {runs}, as long as retention.runs"));
+            return Err(InvalidOption::new("retention.output", format!("must be at most {runs}")));
         }
-        if self.audit < self.events {
-            let events = display_duration(self.events);
-            return invalid(
-                "retention.audit",
-                format!("must be at least {events}, as long as retention.events"),
-            );
+        if self.audit < self.runs {
+            return Err(InvalidOption::new("retention.audit", format!("must be at least {runs}")));
         }
         Ok(())
     }
@@ -83,16 +63,14 @@ pub struct TenantRetention {
     pub runs: Option<Duration>,
     /// See [`Retention::output`].
     pub output: Option<Duration>,
-    /// See [`Retention::events`].
-    pub events: Option<Duration>,
     /// See [`Retention::audit`].
     pub audit: Option<Duration>,
 }
 
 impl TenantRetention {
-    pub(crate) fn from_columns(columns: [Option<PgInterval>; 4]) -> Self {
-        let [runs, output, events, audit] = columns.map(|column| column.as_ref().map(row::duration));
-        Self { runs, output, events, audit }
+    pub(crate) fn from_columns(columns: [Option<PgInterval>; 3]) -> Self {
+        let [runs, output, audit] = columns.map(|column| column.as_ref().map(row::duration));
+        Self { runs, output, audit }
     }
 
     /// The retention with the installation's where the tenant has none.
@@ -101,7 +79,6 @@ impl TenantRetention {
         Retention {
             runs: self.runs.unwrap_or(installation.runs),
             output: self.output.unwrap_or(installation.output),
-            events: self.events.unwrap_or(installation.events),
             audit: self.audit.unwrap_or(installation.audit),
         }
     }
@@ -111,7 +88,6 @@ impl TenantRetention {
         json!({
             "runs_seconds": seconds(self.runs),
             "output_seconds": seconds(self.output),
-            "events_seconds": seconds(self.events),
             "audit_seconds": seconds(self.audit),
         })
     }
@@ -128,12 +104,11 @@ impl Store {
         let interval = |time: Option<Duration>| time.map(row::interval);
         let mut tx = self.pools.runs.begin().await?;
         let updated = sqlx::query!(
-            "UPDATE tenants SET retention_runs = $2, retention_output = $3, retention_events = $4, retention_audit = $5
+            "UPDATE tenants SET retention_runs = $2, retention_output = $3, retention_audit = $4
              WHERE id = $1",
             id.as_str(),
             interval(retention.runs) as _,
             interval(retention.output) as _,
-            interval(retention.events) as _,
             interval(retention.audit) as _,
         )
         .execute(&mut *tx)
@@ -141,7 +116,7 @@ impl Store {
         if updated.rows_affected() > 0 {
             let field = Some("retention".to_owned());
             let body = EventBody { kind: EventKind::RetentionSet, field, detail: retention.detail() };
-            event::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(id)), &body).await?;
+            audit::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(id)), &body).await?;
         }
         tx.commit().await?;
         self.tenant_get(id).await

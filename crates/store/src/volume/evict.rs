@@ -6,7 +6,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::MAX_VOLUMES_BYTES;
-use crate::{Error, EventBody, EventKind, EventSubject, Store, event, row};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, audit, row};
 
 impl Store {
     /// Deletes volumes that are to go. Returns how many.
@@ -56,7 +56,7 @@ impl Store {
         });
         let subject = EventSubject { tenant: Some(tenant), ..EventSubject::default() };
         let body = EventBody::new(EventKind::VolumeDeleted, detail);
-        event::insert(&self.audit, &mut *tx, &subject, &body).await?;
+        audit::insert(&self.audit, &mut *tx, &subject, &body).await?;
         tx.commit().await?;
         Ok(true)
     }

@@ -13,7 +13,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 pub use self::mount::{MountedVolume, SessionVolumes, VolumesMounted};
-use crate::{Error, EventBody, EventKind, EventSubject, Store, event, row};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, audit, row};
 
 /// Volumes of a tenant.
 pub const MAX_VOLUMES: i64 = 100;
@@ -128,7 +128,7 @@ impl Store {
         };
         let detail = json!({ "volume": new.name.as_str(), "id": id.to_string(), "max_bytes": new.max_bytes });
         let body = EventBody::new(EventKind::VolumeCreated, detail);
-        event::insert(&self.audit, &mut *tx, &EventSubject::by(new.key, Some(new.tenant)), &body).await?;
+        audit::insert(&self.audit, &mut *tx, &EventSubject::by(new.key, Some(new.tenant)), &body).await?;
         tx.commit().await?;
         Ok(Ok(volume))
     }
@@ -183,7 +183,7 @@ impl Store {
         sqlx::query!("DELETE FROM volumes WHERE id = $1", id).execute(&mut *tx).await?;
         let detail = json!({ "volume": name.as_str(), "id": id.to_string(), "reason": "requested" });
         let body = EventBody::new(EventKind::VolumeDeleted, detail);
-        event::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(tenant)), &body).await?;
+        audit::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(tenant)), &body).await?;
         tx.commit().await?;
         Ok(Ok(()))
     }

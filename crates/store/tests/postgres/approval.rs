@@ -10,7 +10,7 @@ use codelia_store::{
     Permitted, ReadGrant, Retention, Revocation, RunAdmission, RunFilter, RunState, SessionRef, Store,
     WantedSessions, Withdrawn,
 };
-use codelia_tests::eventually;
+use codelia_tests::{eventually, recorded_events};
 use codelia_types::{ApprovalId, KeyId, NetworkMode, Outcome, Reason, RunId, SessionId, TenantId};
 use futures::future::join_all;
 use sqlx::Connection;
@@ -99,7 +99,7 @@ impl Fixture {
     }
 
     async fn refusal(&self, run: RunId) -> (Reason, String) {
-        match self.run(run).await.outcome {
+        match self.run(run).await.outcome().cloned() {
             Some(Outcome::Refused(refusal)) => (refusal.reason, refusal.message),
             other => panic!("{other:?}"),
         }
@@ -322,7 +322,7 @@ async fn expiry_denies_by_database_clock() {
     assert_eq!(reason, Reason::ApprovalExpired);
     assert!(message.contains(&new.id.to_string()), "{message}");
     let kind = Some(EventKind::ApprovalExpired);
-    let events = fixture.store.event_list(&fixture.tenant, kind, None, 10).await.unwrap();
+    let events = recorded_events(&fixture.store, &fixture.tenant, kind).await.unwrap();
     assert_eq!((events.len(), events[0].subject.run), (1, Some(run)));
     fixture.end().await;
 }
@@ -360,9 +360,9 @@ async fn run_that_ends_withdraws_its_approval() {
     let other = fixture.hold(closed.id, &in_closed).await;
     let cancellation = Cancellation::default();
     let ended = fixture.store.run_cancel(&fixture.tenant, run, &cancellation).await.unwrap().unwrap();
-    assert_eq!(ended.outcome, Some(Outcome::Canceled));
+    assert_eq!(ended.outcome(), Some(&Outcome::Canceled));
     fixture.store.session_close(&fixture.tenant, &SessionRef::Id(closed.id)).await.unwrap().unwrap();
-    assert_eq!(fixture.run(other).await.outcome, Some(Outcome::Canceled));
+    assert_eq!(fixture.run(other).await.outcome(), Some(&Outcome::Canceled));
     for id in [canceled.id, in_closed.id] {
         let approval = fixture.approval(id).await;
         assert_eq!(approval.state, ApprovalState::Expired);
@@ -403,7 +403,7 @@ async fn suspended_tenant_loses_held_runs() {
     let run = fixture.hold(session.id, &new).await;
     fixture.store.tenant_suspend(&fixture.tenant, "unpaid", KeyId::generate()).await.unwrap();
     fixture.store.tenant_sweep_any_tenant(10).await.unwrap();
-    assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Canceled));
+    assert_eq!(fixture.run(run).await.outcome(), Some(&Outcome::Canceled));
     assert_eq!(fixture.approval(new.id).await.state, ApprovalState::Expired);
     fixture.end().await;
 }
@@ -630,7 +630,7 @@ async fn events_say_who_decided_and_why() {
         (EventKind::ApprovalAllowed, decision.key, Some("looks fine")),
         (EventKind::ApprovalRevoked, revocation.key, Some("too wide")),
     ] {
-        let events = fixture.store.event_list(&fixture.tenant, Some(kind), None, 10).await.unwrap();
+        let events = recorded_events(&fixture.store, &fixture.tenant, Some(kind)).await.unwrap();
         let [event] = events.as_slice() else { panic!("{kind:?}: {events:?}") };
         assert_eq!((event.subject.key, event.subject.run), (Some(key), Some(run)), "{kind:?}");
         assert_eq!(event.body.detail["approval"], new.id.to_string());

@@ -30,10 +30,10 @@ async fn fill_history(fixture: &Fixture, session: SessionId) {
              SELECT n, (left(run_id_at(now() - n * interval '0.36 s')::text, 14) || '7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid AS id,
                     now() - n * interval '0.36 s' AS at
              FROM generate_series(1, 200001) AS n;
-             INSERT INTO ended_runs (id, tenant_id, session_id, spec, summary, labels, attempt, created_at, ended_at, outcome)
+             INSERT INTO ended_runs (id, tenant_id, session_id, spec, summary, labels, attempt, created_at, ended_at, result)
              SELECT f.id, CASE WHEN n > 200000 THEN 'b' ELSE 'a' END,
                     CASE WHEN n % 5 = 0 THEN '{session}'::uuid ELSE gen_random_uuid() END,
-                    r.spec, r.summary, '{{"k": "v"}}', 1, at, at, '{{"kind": "canceled"}}'
+                    r.spec, r.summary, '{{"k": "v"}}', 1, at, at, '{{"outcome": {{"kind": "canceled"}}}}'
              FROM filler f, ended_runs r;
              INSERT INTO run_labels SELECT (label_tokens('a', '{{"k": "v"}}'))[1], id FROM filler;"#,
         ))
@@ -246,7 +246,7 @@ async fn insert_near_quota_needs_one_connection() {
     let session = fixture.session().await;
     let mut options = codelia_store::Options::from_url(&fixture.database.url()).unwrap();
     // One connection for runs.
-    options.max_connections = 3;
+    options.max_connections = std::num::NonZeroU32::new(3);
     options.acquire_timeout = Duration::from_secs(2);
     let store = codelia_store::Store::connect(options).await.unwrap();
     let quotas = Quotas { concurrent_runs: 2, ..Quotas::default() };

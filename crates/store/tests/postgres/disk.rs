@@ -4,6 +4,7 @@ use codelia_policy::DiskLimits;
 use codelia_store::{
     DiskReport, DiskReported, DiskSpace, EventKind, Lease, QuotasChange, Session, SessionRef, TenantDisk,
 };
+use codelia_tests::recorded_events;
 use codelia_types::{DiskMechanism, DiskUsage};
 use futures::future::join_all;
 use uuid::Uuid;
@@ -45,7 +46,7 @@ async fn remove(fixture: &Fixture, session: &Session) {
 
 /// Kind, field and percent of the events about limits, oldest first.
 async fn crossings(fixture: &Fixture) -> Vec<(EventKind, String, i64)> {
-    let events = fixture.store.event_list(&fixture.tenant, None, None, 100).await.unwrap();
+    let events = recorded_events(&fixture.store, &fixture.tenant, None).await.unwrap();
     let limits = events.into_iter().rev().filter_map(|event| {
         let percent = event.body.detail["percent"].as_i64()?;
         Some((event.body.kind, event.body.field.unwrap(), percent))

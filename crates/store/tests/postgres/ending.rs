@@ -50,20 +50,20 @@ async fn queued_run_ends_with_expired_session() {
     let mut upkeep = Upkeep::new(fixture.store.clone(), Retention::default());
     assert_eq!(upkeep.pass().await.unwrap().0.expired, 1);
     assert_eq!(fixture.end_reason(free.id).await, Some(SessionEndReason::Expired));
-    let outcome = fixture.run(ended).await.outcome;
+    let outcome = fixture.run(ended).await.outcome().cloned();
     assert!(
         matches!(&outcome, Some(Outcome::Refused(refusal)) if refusal.reason == Reason::SessionEnded),
         "{outcome:?}"
     );
     assert_eq!(fixture.scalar("SELECT count(*) FROM waiting_sessions").await, 0);
     assert_eq!(fixture.end_reason(held.id).await, None, "its holder may start the run");
-    assert_eq!(fixture.run(waiting).await.outcome, None);
+    assert_eq!(fixture.run(waiting).await.outcome(), None);
     // The holder dies.
     fixture.expire_worker(&worker).await;
     fixture.execute(EXPIRED).await;
     upkeep.pass().await.unwrap();
     assert_eq!(fixture.end_reason(held.id).await, Some(SessionEndReason::Expired));
-    assert!(fixture.run(waiting).await.outcome.is_some());
+    assert!(fixture.run(waiting).await.outcome().is_some());
     assert_eq!(fixture.scalar("SELECT count(*) FROM ending_sessions").await, 0);
     fixture.end().await;
 }
@@ -80,7 +80,7 @@ async fn long_queue_ends_in_batches() {
     }
     fixture.store.session_close(&fixture.tenant, &SessionRef::Id(closed.id)).await.unwrap().unwrap();
     let canceled = async || {
-        fixture.scalar("SELECT count(*) FROM ended_runs WHERE outcome ->> 'kind' = 'canceled'").await
+        fixture.scalar("SELECT count(*) FROM ended_runs WHERE result #>> '{outcome,kind}' = 'canceled'").await
     };
     assert_eq!(canceled().await, 1201, "all have ended when the call returns");
     // A process dies after it has closed the session.
@@ -140,9 +140,9 @@ async fn lease_and_check_read_few_runs() {
     // Runs that never started, from before the last check.
     fixture
         .execute(&format!(
-            "INSERT INTO ended_runs (id, tenant_id, session_id, spec, labels, attempt, created_at, ended_at, outcome)
+            "INSERT INTO ended_runs (id, tenant_id, session_id, spec, labels, attempt, created_at, ended_at, result)
              SELECT (left(run_id_at(now() - interval '20 minutes')::text, 14) || '7' || right(gen_random_uuid()::text, 21))::uuid,
-                    'a', '{}', '{{}}', '{{}}', 1, now(), now(), '{{\"kind\": \"canceled\"}}'
+                    'a', '{}', '{{}}', '{{}}', 1, now(), now(), '{{\"outcome\": {{\"kind\": \"canceled\"}}}}'
              FROM generate_series(1, 20000);
              UPDATE sessions SET check_at = now()",
             session.id
@@ -159,8 +159,8 @@ async fn lease_and_check_read_few_runs() {
     let run = Uuid::from_u128(7);
     fixture
         .execute(&format!(
-            "INSERT INTO ended_runs (id, tenant_id, session_id, spec, labels, attempt, created_at, started_at, ended_at, outcome)
-             VALUES ('{run}', 'a', '{}', '{{}}', '{{}}', 1, now(), now(), now(), '{{\"kind\": \"exited\", \"detail\": 0}}');
+            "INSERT INTO ended_runs (id, tenant_id, session_id, spec, labels, attempt, created_at, started_at, ended_at, result)
+             VALUES ('{run}', 'a', '{}', '{{}}', '{{}}', 1, now(), now(), now(), '{{\"outcome\": {{\"kind\": \"exited\", \"detail\": 0}}}}');
              UPDATE sessions SET live_runs = ARRAY['{run}']::uuid[]",
             used.id
         ))

@@ -75,7 +75,7 @@ async fn concurrent_runs_share_statements() {
     let commit = |run: &RunId| {
         let result = RunResult {
             output_bytes: 36,
-            output_total: 36,
+            output_total: Some(36),
             unenforced: vec!["a".into(), "b".into()],
             ..exited(3).result
         };
@@ -90,9 +90,9 @@ async fn concurrent_runs_share_statements() {
     assert!(commits <= MAX_STATEMENTS, "{commits} statements");
     for (id, end) in runs.iter().zip(ends) {
         let (end, run) = (end.unwrap(), fixture.run(*id).await);
-        assert_eq!((run.state, run.outcome), (RunState::Ended, Some(Outcome::Exited(3))));
-        assert_eq!((run.started_at, run.ended_at), (end.started_at, Some(end.ended_at)));
-        assert_eq!(run.unenforced, ["a", "b"]);
+        assert_eq!((run.state, run.outcome()), (RunState::Ended, Some(&Outcome::Exited(3))));
+        assert_eq!(run.result().unwrap().unenforced, ["a", "b"]);
+        assert_eq!(run.end, Some(end.end));
         let output = fixture.store.output_read(&fixture.tenant, *id, 0, 100).await.unwrap();
         assert_eq!(output, tail(id));
     }
@@ -166,7 +166,6 @@ async fn refused_runs_do_not_affect_others() {
     assert!(matches!(answers[10], A::KeyReused), "{:?}", answers[10]);
     assert_eq!(states[11], running);
     assert_eq!(fixture.database.number("SELECT count(*) FROM live_runs").await.unwrap(), 5);
-    assert_eq!(fixture.database.number(INSERTS).await.unwrap(), 3, "alone, together, and the queued one");
     fixture.end().await;
 }
 

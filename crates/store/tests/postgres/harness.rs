@@ -132,7 +132,6 @@ impl Fixture {
             id: SessionId::generate(),
             tenant: &self.tenant,
             key: KeyId::generate(),
-            key_version: None,
             alias: request.alias,
             spec: &spec,
             labels: &BTreeMap::new(),

@@ -41,7 +41,7 @@ async fn acquire_raises_epoch_and_fences_previous_holder() {
     assert_eq!((first.lost, second.lost, second.retried), (0, 1, 0), "the new holder reports what it ended");
 
     assert!(matches!(fixture.commit(run, &old, &first).await, Err(Error::Fenced)));
-    assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Lost(LostReason::WorkerLost)));
+    assert_eq!(fixture.run(run).await.outcome(), Some(&Outcome::Lost(LostReason::WorkerLost)));
     fixture.end().await;
 }
 
@@ -140,7 +140,7 @@ async fn sweep_loses_or_retries_started_runs_once() {
         "nothing is left"
     );
 
-    assert_eq!(fixture.run(lost).await.outcome, Some(Outcome::Lost(LostReason::WorkerLost)));
+    assert_eq!(fixture.run(lost).await.outcome(), Some(&Outcome::Lost(LostReason::WorkerLost)));
     let again = fixture.run(retried).await;
     assert_eq!((again.state, again.attempt), (RunState::Queued, 2));
 
@@ -150,8 +150,8 @@ async fn sweep_loses_or_retries_started_runs_once() {
     fixture.expire_worker(&second).await;
     fixture.store.lease_sweep_any_tenant(100).await.unwrap();
     assert_eq!(
-        fixture.run(retried).await.outcome,
-        Some(Outcome::Lost(LostReason::WorkerLost)),
+        fixture.run(retried).await.outcome(),
+        Some(&Outcome::Lost(LostReason::WorkerLost)),
         "no retries are left"
     );
     fixture.end().await;
@@ -168,7 +168,7 @@ async fn sweep_retries_no_run_of_a_quarantined_session() {
     fixture.expire_worker(&worker).await;
     let swept = fixture.store.lease_sweep_any_tenant(100).await.unwrap();
     assert_eq!(swept, SweepReport { sessions: 1, retried: 0, lost: 1 });
-    assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Lost(LostReason::WorkerLost)));
+    assert_eq!(fixture.run(run).await.outcome(), Some(&Outcome::Lost(LostReason::WorkerLost)));
     fixture.end().await;
 }
 

@@ -23,8 +23,8 @@ fn as_server_user(arguments: &[&str]) -> Result<Output> {
     Ok(Command::new("setpriv").args(user).args(arguments).current_dir("/").output()?)
 }
 
-/// Gives the directory to the server's user, as earlier versions did.
-fn as_earlier_version(dir: &Path) -> Result<()> {
+/// Gives the directory to the server's user.
+fn give_to_server_user(dir: &Path) -> Result<()> {
     fs::create_dir_all(dir)?;
     fs::set_permissions(dir, Permissions::from_mode(0o700))?;
     assert!(Command::new("chown").arg("postgres:").arg(dir).status()?.success());
@@ -40,7 +40,7 @@ async fn planted_log_link_is_not_followed() -> Result<()> {
     let (dir, victim) = (scratch.join("postgres"), scratch.join("victim"));
     let log = dir.join("log");
     fs::write(&victim, "untouched")?;
-    as_earlier_version(&dir)?;
+    give_to_server_user(&dir)?;
     let plant = ["ln", "-s", victim.to_str().context("a path")?, log.to_str().context("a path")?];
     assert!(as_server_user(&plant)?.status.success());
     let refused = LocalPostgres::start(&dir).await;
@@ -84,7 +84,7 @@ async fn only_owner_connects() -> Result<()> {
 }
 
 #[tokio::test]
-async fn data_of_earlier_version_is_taken_over() -> Result<()> {
+async fn directory_of_server_user_is_taken_over() -> Result<()> {
     if !needs_root() {
         return Ok(());
     }
@@ -95,7 +95,7 @@ async fn data_of_earlier_version_is_taken_over() -> Result<()> {
     sqlx::query("CREATE TABLE kept (number int)").execute(&mut connection).await?;
     connection.close().await?;
     first.stop().await?;
-    as_earlier_version(&dir)?;
+    give_to_server_user(&dir)?;
     fs::write(dir.join("data/pg_hba.conf"), "local all all trust\n")?;
     for name in ["run", "pg_hba.conf", "pg_ident.conf"] {
         let path = dir.join(name);

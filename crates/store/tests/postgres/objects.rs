@@ -9,10 +9,10 @@ use std::{
 
 use codelia_store::{
     Error, Lease, NewRun, ObjectProblem, OutputChunk, OutputLocation, OutputOptions, OutputStream, Retention,
-    RunAdmission, RunCommit, S3Options, Store, TenantRetention, Upkeep,
+    RunAdmission, RunCommit, Store, TenantRetention, Upkeep,
 };
 use codelia_tests::{Process, Scratch, available};
-use codelia_types::{Incarnation, KeyId, RunId, SessionId};
+use codelia_types::{ByteSize, Incarnation, KeyId, RunId, SessionId};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -23,10 +23,10 @@ use crate::{
 
 const HOUR: Duration = Duration::from_secs(3600);
 /// More output than this goes to an object.
-const INLINE: usize = 10;
+const INLINE: u64 = 10;
 
 pub(crate) fn options(location: OutputLocation) -> OutputOptions {
-    OutputOptions { location, inline_bytes: INLINE }
+    OutputOptions { store: Some(location), inline: ByteSize::new(INLINE), ..OutputOptions::default() }
 }
 
 fn in_directory(path: &Path) -> OutputOptions {
@@ -49,7 +49,8 @@ pub(crate) fn large(position: i64) -> Vec<OutputChunk> {
 
 fn with_tail(tail: Vec<OutputChunk>, bytes: i64) -> RunCommit {
     let mut commit = RunCommit { tail, ..exited(0) };
-    (commit.result.output_bytes, commit.result.output_total) = (bytes, bytes);
+    commit.result.output_bytes = bytes;
+    commit.result.output_total = Some(bytes);
     commit
 }
 
@@ -226,7 +227,7 @@ async fn deleted_rows_take_their_objects_along() {
     assert!(setup.read(retried, 0).await.unwrap().is_empty());
     assert_eq!(setup.objects().len(), 1);
     assert_eq!(setup.read(lost, 0).await.unwrap(), large(0));
-    assert_eq!(fixture.run(lost).await.output_bytes, 15);
+    assert_eq!(fixture.run(lost).await.output_bytes(), 15);
 
     // The whole run.
     fixture.execute("UPDATE ended_runs SET ended_at = now() - interval '90 minutes'").await;
@@ -328,7 +329,7 @@ async fn only_the_store_of_this_database_is_used() {
 }
 
 /// Starts an S3 server, and returns how to reach its bucket.
-async fn s3_server(python: &Path, scratch: &Scratch) -> (Process, S3Options) {
+async fn s3_server(python: &Path, scratch: &Scratch) -> (Process, OutputOptions) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/clients/python/s3_server.py");
     let mut command = std::process::Command::new(python);
     command.arg(script);
@@ -337,12 +338,12 @@ async fn s3_server(python: &Path, scratch: &Scratch) -> (Process, S3Options) {
     let [_, endpoint, bucket, id, secret] = ready.split(' ').collect::<Vec<_>>()[..] else {
         panic!("{ready}")
     };
-    let options = S3Options {
-        bucket: bucket.to_owned(),
-        prefix: "some/prefix".to_owned(),
-        endpoint: Some(endpoint.to_owned()),
-        region: "us-east-1".to_owned(),
-        credentials: Some((id.to_owned(), secret.into())),
+    let location = OutputLocation::S3 { bucket: bucket.to_owned(), prefix: "some/prefix".to_owned() };
+    let options = OutputOptions {
+        s3_endpoint: Some(endpoint.to_owned()),
+        s3_access_key_id: Some(id.to_owned()),
+        s3_secret_access_key: Some(secret.into()),
+        ..options(location)
     };
     (server, options)
 }
@@ -355,13 +356,13 @@ async fn bucket_stores_reads_and_removes_output() {
     let Some(python) = python else { return };
     let (scratch, fixture) = (Scratch::new().unwrap(), Fixture::new().await);
     let (_server, s3) = s3_server(&python, &scratch).await;
-    let with =
-        async |s3: S3Options| fixture.store.clone().with_output(&options(OutputLocation::S3(s3))).await;
-    let credentials = s3.credentials.clone().map(|(id, _)| (id, "wrong".into()));
-    let wrong = with(S3Options { credentials, ..s3.clone() }).await.unwrap_err().to_string();
+    let with = async |s3: OutputOptions| fixture.store.clone().with_output(&s3).await;
+    let other_secret = OutputOptions { s3_secret_access_key: Some("wrong".into()), ..s3.clone() };
+    let wrong = with(other_secret).await.unwrap_err().to_string();
     assert!(wrong.starts_with("output.store s3://output/some/prefix: cannot be used"), "{wrong}");
     let store = with(s3.clone()).await.unwrap();
-    let elsewhere = with(S3Options { prefix: "other".to_owned(), ..s3 }).await.unwrap_err().to_string();
+    let place = OutputLocation::S3 { bucket: "output".to_owned(), prefix: "other".to_owned() };
+    let elsewhere = with(OutputOptions { store: Some(place), ..s3 }).await.unwrap_err().to_string();
     assert!(elsewhere.contains("need the same one"), "{elsewhere}");
 
     partitions_of_past_days(&fixture).await;

@@ -20,7 +20,8 @@ async fn output_reads_from_any_position() {
     fixture.store.output_append(run, &lease.token, &flushed).await.unwrap();
     let tail = vec![chunk(11, OutputStream::Stdout, 6, b"world")];
     let mut commit = codelia_store::RunCommit { tail, ..exited(0) };
-    (commit.result.output_bytes, commit.result.output_total) = (16, 16);
+    commit.result.output_bytes = 16;
+    commit.result.output_total = Some(16);
     fixture.store.run_commit(fixture.names(run, &lease), &lease.token, &commit).await.unwrap();
 
     let read =

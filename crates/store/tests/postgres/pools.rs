@@ -1,9 +1,11 @@
 //! Classes of statements have separate connections and timeouts.
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 use codelia_policy::{IsolationLevel, PolicyScope};
-use codelia_store::{Error, EventBody, EventKind, EventSubject, Options, Retention, ScopeRef, Store};
+use codelia_store::{
+    AuditFilter, Error, EventBody, EventKind, EventSubject, Options, Retention, ScopeRef, Store,
+};
 use codelia_tests::{Database, eventually};
 use futures::{
     future::{Either, join_all, select},
@@ -44,7 +46,7 @@ async fn ends_before(fast: impl Future, slow: impl Future) -> bool {
 
 async fn record(store: &Store) -> Result<(), Error> {
     let body = EventBody { kind: EventKind::RunRefused, field: None, detail: serde_json::json!({}) };
-    store.event_insert(&EventSubject::default(), &body).await
+    store.audit_insert(&EventSubject::default(), &body).await
 }
 
 #[tokio::test]
@@ -88,16 +90,16 @@ async fn slow_lists_delay_neither_runs_nor_lease() {
 #[tokio::test]
 async fn slow_statements_end_with_typed_errors() {
     let fixture = Fixture::new().await;
-    let mut blocker = lock(&fixture.database, "events").await;
+    let mut blocker = lock(&fixture.database, "audit, approvals").await;
     let short = Duration::from_millis(100);
     let slow = store_with(&fixture.database, |options| options.read_timeout = short).await;
-    let error = slow.event_list(&fixture.tenant, None, None, 10).await.unwrap_err();
+    let error = slow.audit_list(None, &AuditFilter::default(), 10).await.unwrap_err();
     assert!(matches!(error, Error::StatementTimeout(_)) && error.is_transient(), "{error:?}");
     let locked = store_with(&fixture.database, |options| options.lock_timeout = short).await;
     for result in [
-        locked.event_list(&fixture.tenant, None, None, 10).await.map(drop),
+        locked.audit_list(None, &AuditFilter::default(), 10).await.map(drop),
         record(&locked).await,
-        fixture.store.event_purge_any_tenant(&Retention::default(), 10).await.map(drop),
+        fixture.store.approval_purge_any_tenant(&Retention::default(), 10).await.map(drop),
     ] {
         let error = result.unwrap_err();
         assert!(matches!(error, Error::LockTimeout(_)) && error.is_transient(), "{error:?}");
@@ -137,7 +139,7 @@ async fn idle_connections_are_closed() {
 async fn kept_connections_serve_transactions() {
     let fixture = Fixture::new().await;
     let one = |options: &mut Options| {
-        options.max_connections = 3;
+        options.max_connections = NonZeroU32::new(3);
         options.acquire_timeout = Duration::from_secs(2);
     };
     let store = store_with(&fixture.database, one).await;

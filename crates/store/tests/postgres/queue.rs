@@ -39,7 +39,8 @@ async fn run_ends_after_its_queue_timeout() {
         (fixture.store.run_expire_queued_any_tenant(10).await.unwrap() == 1).then_some(())
     })
     .await;
-    let Some(Outcome::Refused(refusal)) = fixture.run(run).await.outcome else { panic!("not refused") };
+    let run = fixture.run(run).await;
+    let Some(Outcome::Refused(refusal)) = run.outcome() else { panic!("not refused") };
     assert_eq!(refusal.reason, Reason::QueueTimeout);
     assert!(refusal.message.contains("in 1ms (none ready: no worker is running)"), "{}", refusal.message);
     assert_eq!(fixture.run(patient).await.state, RunState::Queued);

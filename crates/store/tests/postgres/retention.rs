@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use codelia_store::{EventKind, Retention, SessionRef, TenantRetention, Upkeep};
+use codelia_tests::recorded_events;
 use codelia_types::{KeyId, TenantId};
 use sqlx::Connection;
 
@@ -14,10 +15,10 @@ const HOUR: Duration = Duration::from_secs(3600);
 fn ended_run(tenant: &str, began: &str, ended: &str) -> String {
     format!(
         "WITH run AS (
-             INSERT INTO ended_runs (id, tenant_id, session_id, spec, labels, attempt, created_at, ended_at, outcome, output_bytes)
+             INSERT INTO ended_runs (id, tenant_id, session_id, spec, labels, attempt, created_at, ended_at, result, output_bytes)
              SELECT (left(run_id_at(now() - interval '{began}')::text, 14) || right(gen_random_uuid()::text, 22))::uuid,
                     '{tenant}', gen_random_uuid(), '{{}}', '{{\"l\": \"x\"}}', 1, now() - interval '{began}',
-                    now() - interval '{ended}', '{{\"kind\": \"canceled\"}}', 100
+                    now() - interval '{ended}', '{{\"outcome\": {{\"kind\": \"canceled\"}}}}', 100
              RETURNING id, tenant_id, session_id
          ),
          output AS (INSERT INTO run_output SELECT id, 0, 1, 0, repeat('x', 100)::bytea FROM run),
@@ -150,15 +151,12 @@ async fn sessions_and_their_keys_are_deleted() {
     fixture.end().await;
 }
 
-/// Makes partitions for the last ten days and the next week, as if the installation had existed for a
-/// month.
+/// Makes partitions for the last ten days and the next week, as if the installation had existed for as
+/// long.
 pub(crate) async fn partitions_of_past_days(fixture: &Fixture) {
     fixture
         .execute(
-            "DROP TABLE ended_runs_before, run_output_before, run_labels_before;
-             CREATE OR REPLACE FUNCTION first_run_partition() RETURNS date LANGUAGE sql IMMUTABLE AS
-                 $$ SELECT (now() AT TIME ZONE 'UTC')::date - 30 $$;
-             SELECT create_run_partitions((now() AT TIME ZONE 'UTC')::date + n) FROM generate_series(-10, 7) AS n",
+            "SELECT create_run_partitions((now() AT TIME ZONE 'UTC')::date + n) FROM generate_series(-10, 7) AS n",
         )
         .await;
 }
@@ -233,7 +231,7 @@ async fn changed_retention_is_recorded() {
     let tenant = fixture.store.tenant_get(&fixture.tenant).await.unwrap().unwrap();
     assert_eq!(tenant.retention, retention);
     let events =
-        fixture.store.event_list(&fixture.tenant, Some(EventKind::RetentionSet), None, 10).await.unwrap();
+        recorded_events(&fixture.store, &fixture.tenant, Some(EventKind::RetentionSet)).await.unwrap();
     assert_eq!(events[0].body.detail["runs_seconds"], 172_800);
     fixture.end().await;
 }

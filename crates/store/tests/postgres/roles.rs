@@ -69,7 +69,6 @@ async fn worker_and_auditor_hold_only_these_privileges() {
         ("audit_checkpoints", "INSERT"),
         ("ended_runs", "INSERT SELECT"),
         ("ending_sessions", "DELETE INSERT SELECT"),
-        ("events", "INSERT"),
         ("held_changes", "DELETE INSERT SELECT UPDATE"),
         ("live_runs", "DELETE INSERT SELECT UPDATE"),
         ("output_changes", "INSERT"),
@@ -91,7 +90,6 @@ async fn worker_and_auditor_hold_only_these_privileges() {
         ("audit", "SELECT"),
         ("audit_checkpoints", "SELECT"),
         ("ended_runs", "SELECT"),
-        ("events", "SELECT"),
         ("flag_revisions", "SELECT"),
         ("flags", "SELECT"),
         ("policy_versions", "SELECT"),
@@ -123,7 +121,7 @@ async fn roles_are_denied_what_they_do_not_need() {
         ("codelia_api", "ALTER TABLE tenants ADD COLUMN planted text"),
         ("codelia_api", "DROP TABLE ended_runs_default"),
         ("codelia_api", "CREATE TABLE planted ()"),
-        ("codelia_api", "TRUNCATE events"),
+        ("codelia_api", "TRUNCATE sessions"),
         ("codelia_api", "DELETE FROM _sqlx_migrations"),
         ("codelia_api", "CREATE ROLE planted"),
         ("codelia_api", "UPDATE audit SET detail = 'planted'"),
@@ -140,10 +138,9 @@ async fn roles_are_denied_what_they_do_not_need() {
         ("codelia_auditor", "INSERT INTO audit DEFAULT VALUES"),
         ("codelia_worker", "SELECT FROM api_keys"),
         ("codelia_worker", "SELECT FROM tenants"),
-        ("codelia_worker", "SELECT FROM events"),
         ("codelia_worker", "SELECT FROM run_keys"),
         ("codelia_worker", "DELETE FROM ended_runs"),
-        ("codelia_worker", "UPDATE ended_runs SET outcome = NULL"),
+        ("codelia_worker", "UPDATE ended_runs SET result = NULL"),
         ("codelia_worker", "INSERT INTO run_settings DEFAULT VALUES"),
         ("codelia_worker", "DELETE FROM sessions"),
         ("codelia_worker", "INSERT INTO sessions DEFAULT VALUES"),
@@ -169,8 +166,8 @@ async fn roles_are_denied_what_they_do_not_need() {
         ("codelia_auditor", "SELECT FROM runs"),
         ("codelia_auditor", "SELECT FROM run_output"),
         ("codelia_auditor", "SELECT FROM api_keys"),
-        ("codelia_auditor", "DELETE FROM events"),
-        ("codelia_auditor", "INSERT INTO events DEFAULT VALUES"),
+        ("codelia_auditor", "DELETE FROM audit"),
+        ("codelia_auditor", "INSERT INTO audit DEFAULT VALUES"),
     ];
     for (role, statement) in denied {
         assert!(is_denied(&mut connection, role, statement).await, "{role} may: {statement}");
@@ -186,7 +183,7 @@ async fn roles_are_denied_what_they_do_not_need() {
         ("codelia_worker", "UPDATE flag_revisions SET runs = runs + 1 WHERE flag_id = 'x' AND revision = 1"),
         ("codelia_worker", "SELECT version, policy FROM tenant_policies WHERE tenant_id = 'a'"),
         ("codelia_auditor", "SELECT FROM approvals"),
-        ("codelia_auditor", "SELECT FROM events"),
+        ("codelia_auditor", "SELECT FROM audit"),
         ("codelia_auditor", "SELECT FROM ended_runs"),
     ];
     for (role, statement) in allowed {

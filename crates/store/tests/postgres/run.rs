@@ -1,12 +1,15 @@
 //! Runs: inserted once, begun only by the holder, ended once.
 
-use codelia_store::{Cancellation, Error, RunAdmission, RunFilter, RunState, SessionRef};
-use codelia_tests::{eventually, store_values::logical_run};
-use codelia_types::{LeaseEpoch, LeaseToken, Outcome, RunId};
+use codelia_store::{Cancellation, Error, NewRun, RunAdmission, RunFilter, RunState, SessionRef, Store};
+use codelia_tests::{
+    eventually,
+    store_values::{exit, logical_run},
+};
+use codelia_types::{LeaseEpoch, LeaseToken, Outcome, RunId, SessionId};
 use futures::future::join_all;
 use sqlx::Connection;
 
-use crate::harness::Fixture;
+use crate::harness::{Fixture, exited};
 
 #[tokio::test]
 async fn insert_assigns_run_to_live_holder() {
@@ -37,15 +40,13 @@ async fn repeated_commit_keeps_first_result() {
     let lease = fixture.lease(&session, &worker).await.unwrap();
     let run = fixture.insert(session.id, 0).await;
     fixture.commit(run, &worker, &lease).await.unwrap();
-    let ended_at = fixture.run(run).await.ended_at;
+    let first = fixture.run(run).await.end.unwrap();
     fixture.commit(run, &worker, &lease).await.unwrap();
     let stranger = fixture.worker("v").await;
     assert!(matches!(fixture.commit(run, &stranger, &lease).await, Err(Error::Fenced)));
-    let run = fixture.run(run).await;
-    assert_eq!(run.ended_at, ended_at);
-    assert_eq!(run.outcome, Some(Outcome::Exited(0)));
-    assert!(run.started_at.unwrap() <= run.ended_at.unwrap());
-    assert_eq!(run.sandbox_root.as_deref(), Some("/s"));
+    assert_eq!(fixture.run(run).await.end.as_ref(), Some(&first));
+    assert_eq!(first.result, exit(0), "as the worker reported it");
+    assert!(first.started_at.unwrap() <= first.ended_at);
     fixture.end().await;
 }
 
@@ -72,6 +73,41 @@ async fn concurrent_inserts_with_one_key_create_one_run() {
     fixture.end().await;
 }
 
+/// Two processes insert and commit at the same time; each idempotency key is used by both.
+#[tokio::test]
+async fn several_processes_insert_and_commit_each_run_once() {
+    const KEYS: usize = 128;
+    let fixture = Fixture::new().await;
+    let worker = fixture.worker("w").await;
+    let lease = fixture.lease(&fixture.session().await, &worker).await.unwrap();
+    let other = fixture.database.store().await.unwrap();
+    let start = async |store: &Store, key: usize| {
+        let key = format!("key {key}");
+        let new = NewRun {
+            idempotency: Some((&key, b"hash")),
+            check_quotas: false,
+            ..fixture.new_run(lease.session)
+        };
+        match store.run_insert(new, fixture.quotas).await.unwrap() {
+            RunAdmission::Recorded { run, .. } => {
+                let names = fixture.names(run.id, &lease);
+                store.run_commit(names, &lease.token, &exited(0)).await.unwrap();
+                1
+            }
+            RunAdmission::Existing(_) => 0,
+            answer => panic!("{answer:?}"),
+        }
+    };
+    let stores = [&fixture.store, &other];
+    let recorded = join_all((0..2 * KEYS).map(|at| start(stores[at % 2], at / 2))).await;
+    assert_eq!(recorded.into_iter().sum::<usize>(), KEYS);
+    assert!(fixture.assigned(&worker).await.is_empty());
+    let ended = fixture.database.number("SELECT count(*) FROM ended_runs").await.unwrap();
+    assert_eq!(ended, i64::try_from(KEYS).unwrap());
+    other.close().await;
+    fixture.end().await;
+}
+
 #[tokio::test]
 async fn known_key_returns_run_after_session_end() {
     let fixture = Fixture::new().await;
@@ -86,6 +122,22 @@ async fn known_key_returns_run_after_session_end() {
         fixture.insert_try(session.id, 0, None, fixture.quotas).await,
         RunAdmission::SessionEnded
     ));
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn run_needs_an_open_session_of_its_tenant() {
+    let fixture = Fixture::new().await;
+    let quarantined = fixture.session().await;
+    fixture.quarantine(&quarantined).await;
+    let insert = async |new| fixture.store.run_insert(new, fixture.quotas).await.unwrap();
+    let in_quarantine = insert(fixture.new_run(quarantined.id)).await;
+    assert!(matches!(in_quarantine, RunAdmission::SessionQuarantined(_)), "{in_quarantine:?}");
+    let unknown = insert(fixture.new_run(SessionId::generate())).await;
+    assert!(matches!(unknown, RunAdmission::NoSession), "{unknown:?}");
+    let session = fixture.session().await;
+    let foreign = insert(NewRun { tenant: &fixture.other, ..fixture.new_run(session.id) }).await;
+    assert!(matches!(foreign, RunAdmission::NoSession), "{foreign:?}");
     fixture.end().await;
 }
 
@@ -134,7 +186,7 @@ async fn handed_back_run_ends_if_canceled() {
     fixture.lease(&session, &worker).await.unwrap();
     let run = fixture.insert(session.id, 0).await;
     fixture.store.run_cancel(&fixture.tenant, run, &Cancellation::default()).await.unwrap();
-    assert_eq!(fixture.run(run).await.outcome, None, "the control: its worker must end it");
+    assert_eq!(fixture.run(run).await.outcome(), None, "the control: its worker must end it");
     assert!(
         fixture
             .store
@@ -142,7 +194,7 @@ async fn handed_back_run_ends_if_canceled() {
             .await
             .unwrap()
     );
-    assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Canceled));
+    assert_eq!(fixture.run(run).await.outcome(), Some(&Outcome::Canceled));
     fixture.end().await;
 }
 
@@ -157,7 +209,7 @@ async fn handed_back_run_ends_if_its_session_is_quarantined() {
     fixture.quarantine(&session).await;
     let run_ref = fixture.run_ref(run, session.id);
     assert!(fixture.store.run_hand_back(run_ref, 0, &worker.id, worker.incarnation).await.unwrap());
-    assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Canceled));
+    assert_eq!(fixture.run(run).await.outcome(), Some(&Outcome::Canceled));
     fixture.end().await;
 }
 
@@ -183,7 +235,7 @@ async fn handed_back_run_ends_if_canceled_at_that_moment() {
     };
     let (handed_back, ()) = tokio::join!(handed_back, commit);
     assert!(handed_back.unwrap(), "its worker is rid of it");
-    assert_eq!(fixture.run(run).await.outcome, Some(Outcome::Canceled));
+    assert_eq!(fixture.run(run).await.outcome(), Some(&Outcome::Canceled));
     fixture.end().await;
 }
 
@@ -194,7 +246,7 @@ async fn canceled_queued_run_never_begins() {
     let run = fixture.insert(session.id, 0).await;
     let canceled =
         fixture.store.run_cancel(&fixture.tenant, run, &Cancellation::default()).await.unwrap().unwrap();
-    assert_eq!(canceled.outcome, Some(Outcome::Canceled));
+    assert_eq!(canceled.outcome(), Some(&Outcome::Canceled));
     let worker = fixture.worker("w").await;
     let lease = fixture.lease(&session, &worker).await.unwrap();
     assert!(fixture.store.run_begin(run, &lease.token).await.unwrap().is_none());

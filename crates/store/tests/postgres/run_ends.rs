@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use codelia_store::{Cancellation, Lease, SecretKey, Session, SessionRef};
-use codelia_types::{KeyId, RunId};
+use codelia_types::{KeyId, Outcome, RunId};
 use futures::future::join_all;
 
 use crate::{
@@ -58,7 +58,7 @@ impl Held {
         let fixture = &self.fixture;
         let reason = reason.map_or("null".to_owned(), |reason| format!("\"{reason}\""));
         let detail = format!(r#""outcome":"{outcome}","reason":{reason},"#);
-        assert_eq!(fixture.run(run).await.outcome.map(|outcome| outcome.kind()), Some(outcome));
+        assert_eq!(fixture.run(run).await.outcome().map(Outcome::kind), Some(outcome));
         let rows = format!(
             "SELECT count(*) FROM audit a JOIN ended_runs r ON r.id = a.run_id
              WHERE a.kind = 'RUN_ENDED' AND a.tenant_id = r.tenant_id AND a.session_id = r.session_id
@@ -181,7 +181,7 @@ async fn lost_run_has_its_end_and_retried_one_none() {
         (held.fixture.insert(held.session.id, 0).await, held.fixture.insert(held.session.id, 1).await);
     held.fixture.expire_worker(&held.worker).await;
     held.fixture.store.lease_sweep_any_tenant(10).await.unwrap();
-    assert_eq!(held.fixture.run(retried).await.outcome, None);
+    assert_eq!(held.fixture.run(retried).await.outcome(), None);
     held.ended(run, "lost", Some("worker_lost")).await;
 }
 
@@ -215,7 +215,7 @@ async fn refused_end_leaves_the_run() {
         .unwrap();
     let canceled = held.fixture.store.run_cancel(&held.fixture.tenant, run, &Cancellation::default()).await;
     assert!(canceled.is_err(), "{canceled:?}");
-    assert_eq!(held.fixture.run(run).await.outcome, None);
+    assert_eq!(held.fixture.run(run).await.outcome(), None);
     held.fixture.database.execute("ALTER TABLE audit DROP CONSTRAINT full_disk").await.unwrap();
     held.cancel(run).await;
     held.ended(run, "canceled", None).await;

@@ -2,6 +2,7 @@
 
 use codelia_policy::{IsolationLevel, RunTool, ToolDeclaration};
 use codelia_store::{EventKind, MAX_TOOLS, Tool, ToolChange, ToolNotChanged, ToolWithdrawn};
+use codelia_tests::recorded_events;
 use codelia_types::{KeyId, ToolId};
 
 use crate::harness::Fixture;
@@ -34,7 +35,7 @@ impl Fixture {
     }
 
     async fn events_of(&self, kind: EventKind) -> usize {
-        self.store.event_list(&self.tenant, Some(kind), None, 100).await.unwrap().len()
+        recorded_events(&self.store, &self.tenant, Some(kind)).await.unwrap().len()
     }
 }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use codelia_store::{
-    EventBody, EventKind, EventSubject, Retention, SessionEndReason, SessionFilter, SessionRef, SessionState,
-    Store, Upkeep,
+    AuditFilter, EventKind, Retention, SessionEndReason, SessionFilter, SessionRef, SessionState, Store,
+    Upkeep,
 };
 use codelia_tests::eventually;
 use codelia_types::SessionId;
@@ -222,8 +222,8 @@ async fn many_rows(fixture: &Fixture) {
                     CASE WHEN n % 100 = 0 THEN NULL ELSE now() END, CASE WHEN n % 100 = 0 THEN NULL ELSE now() END,
                     now(), now() + interval '1 hour', interval '1 hour'
              FROM generate_series(1, {MANY}) AS n;
-             INSERT INTO events (id, created_at, kind, tenant_id, detail)
-             SELECT id_at(now() - n * interval '1 second'), now(),
+             INSERT INTO audit (writer, id, at, kind, tenant_id, detail)
+             SELECT id_at(now()), id_at(now() - n * interval '1 second'), now(),
                     CASE WHEN n % 2 = 0 THEN 'RUN_REFUSED' ELSE 'SYSCALL_BLOCKED' END, 'a', '{{}}'
              FROM generate_series(1, {MANY}) AS n;"
         ))
@@ -253,7 +253,8 @@ async fn pages_and_sweeps_read_few_rows() {
     }
     let read = rows_read(&fixture, async |store| {
         for kind in [None, Some(EventKind::RunRefused)] {
-            let events = store.event_list(&fixture.tenant, kind, Some(deep.0), 50).await.unwrap();
+            let filter = AuditFilter { kind, after: Some(deep.0), ..AuditFilter::default() };
+            let events = store.audit_list(Some(&fixture.tenant), &filter, 50).await.unwrap();
             assert_eq!(events.len(), 50);
         }
         assert_eq!(store.session_expire_any_tenant(100).await.unwrap(), 0);
@@ -265,35 +266,14 @@ async fn pages_and_sweeps_read_few_rows() {
 }
 
 #[tokio::test]
-async fn event_purge_reads_what_it_deletes() {
-    let fixture = Fixture::new().await;
-    many_rows(&fixture).await;
-    let day = Duration::from_secs(24 * 3600);
-    let keep = Retention { events: day, audit: 2 * day, ..Retention::default() };
-    let read = rows_read(&fixture, async |store| {
-        assert_eq!(store.event_purge_any_tenant(&keep, 500).await.unwrap(), 500);
-    });
-    let read = read.await;
-    assert!(read < FEW, "{read}");
-    while fixture.store.event_purge_any_tenant(&keep, 50_000).await.unwrap() > 0 {}
-    let kept = fixture.scalar(
-        "SELECT count(*) FROM events WHERE kind = 'RUN_REFUSED' AND id < id_at(now() - interval '25 hours')",
-    );
-    assert_eq!(kept.await, 0);
-    let audited = "SELECT count(*) FROM events WHERE kind = 'SYSCALL_BLOCKED'";
-    assert!(fixture.scalar(audited).await > 80_000, "kept for two days");
-    fixture.end().await;
-}
-
-#[tokio::test]
 async fn run_and_session_purge_read_what_they_delete() {
     let fixture = Fixture::new().await;
     many_rows(&fixture).await;
     fixture
         .execute(&format!(
-            "INSERT INTO ended_runs (id, tenant_id, session_id, spec, labels, attempt, created_at, ended_at, outcome)
+            "INSERT INTO ended_runs (id, tenant_id, session_id, spec, labels, attempt, created_at, ended_at, result)
              SELECT run_id_at(now() - n * interval '1 second'), 'a', id_at(now() - n * interval '1 second'), '{{}}', '{{}}', 1,
-                    now(), now() - n * interval '1 second', '{{\"kind\": \"canceled\"}}'
+                    now(), now() - n * interval '1 second', '{{\"outcome\": {{\"kind\": \"canceled\"}}}}'
              FROM generate_series(1, {MANY}) AS n"
         ))
         .await;
@@ -315,34 +295,6 @@ async fn run_and_session_purge_read_what_they_delete() {
     });
     let read = read.await;
     assert!(read < FEW, "{read} for output");
-    fixture.end().await;
-}
-
-#[tokio::test]
-async fn audit_events_outlive_others() {
-    let fixture = Fixture::new().await;
-    let subject = EventSubject { tenant: Some(fixture.tenant.clone()), ..EventSubject::default() };
-    for kind in [EventKind::RunRefused, EventKind::TenantSuspended] {
-        for subject in [&subject, &EventSubject::default()] {
-            let body = EventBody { kind, field: None, detail: serde_json::json!({}) };
-            fixture.store.event_insert(subject, &body).await.unwrap();
-        }
-    }
-    let keep = Retention { events: Duration::ZERO, ..Retention::default() };
-    // Ids have milliseconds.
-    eventually("the ordinary events are deleted", async || {
-        fixture.store.event_purge_any_tenant(&keep, 10).await.unwrap();
-        (fixture.scalar("SELECT count(*) FROM events").await == 2).then_some(())
-    })
-    .await;
-    let left = fixture.scalar("SELECT count(*) FROM events WHERE kind = 'TENANT_SUSPENDED'");
-    assert_eq!(left.await, 2);
-    let keep = Retention { audit: Duration::ZERO, ..keep };
-    eventually("all events are deleted", async || {
-        fixture.store.event_purge_any_tenant(&keep, 10).await.unwrap();
-        (fixture.scalar("SELECT count(*) FROM events").await == 0).then_some(())
-    })
-    .await;
     fixture.end().await;
 }
 
