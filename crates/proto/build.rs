@@ -2,16 +2,16 @@
 
 use std::{error::Error, path::Path};
 
-use prost::Message;
+use tonic_prost_build::Config;
 
 const PUBLIC: &[&str] = &[
+    "codelia/v1/access.proto",
     "codelia/v1/admin.proto",
     "codelia/v1/approval.proto",
     "codelia/v1/audit.proto",
     "codelia/v1/file.proto",
     "codelia/v1/flag.proto",
     "codelia/v1/info.proto",
-    "codelia/v1/operator.proto",
     "codelia/v1/policy.proto",
     "codelia/v1/run.proto",
     "codelia/v1/sandbox.proto",
@@ -25,21 +25,23 @@ fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");
     println!("cargo:rerun-if-changed={}", root.display());
 
-    // Reflection shows only the public files.
-    let public = protox::compile(PUBLIC, [&root])?;
+    // Reflection shows only the public files. Encoded by protox: prost drops the options of methods.
+    let mut public = protox::Compiler::new([&root])?;
+    public.include_source_info(true).include_imports(true).open_files(PUBLIC)?;
     let out = std::env::var("OUT_DIR")?;
-    std::fs::write(Path::new(&out).join("public.bin"), public.encode_to_vec())?;
+    std::fs::write(Path::new(&out).join("public.bin"), public.encode_file_descriptor_set())?;
 
+    // The name leads from a message to its descriptor, and so to its JSON.
+    let mut names = Config::new();
+    names.enable_type_names();
     tonic_prost_build::configure()
         .bytes(".codelia.v1.OutputEvent.data")
         .bytes(".codelia.v1.ReadFileResponse.data")
         .bytes(".codelia.v1.WriteFileRequest.data")
         .bytes(".codelia.v1.ExportFilesResponse.data")
         .bytes(".codelia.v1.ImportFilesRequest.data")
-        .bytes(".codelia.internal.v1.WriteFileRequest.data")
-        .bytes(".codelia.internal.v1.ImportFilesRequest.data")
-        // Has values of the environment.
-        .skip_debug([".codelia.v1.CommandSpec"])
-        .compile_fds(protox::compile(PUBLIC.iter().chain(INTERNAL), [&root])?)?;
+        // Have values of the environment.
+        .skip_debug([".codelia.v1.CommandSpec", ".codelia.internal.v1.StartRunRequest"])
+        .compile_fds_with_config(protox::compile(PUBLIC.iter().chain(INTERNAL), [&root])?, names)?;
     Ok(())
 }

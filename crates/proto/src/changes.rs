@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use codelia_types::{Change, ChangeKind, ChangedFile, Changes, ChangesState, TransactionMode};
 
-use crate::{
-    error::{InvalidField, enum_value, integer},
-    v1,
-};
+use crate::v1;
 
 impl From<TransactionMode> for v1::TransactionMode {
     fn from(mode: TransactionMode) -> Self {
@@ -71,36 +68,4 @@ impl From<&Change> for v1::Change {
             size_bytes: i64::try_from(change.size).unwrap_or(i64::MAX),
         }
     }
-}
-
-/// The changes that a worker reports.
-pub(crate) fn read_changes(wire: v1::Changes) -> Result<Changes, InvalidField> {
-    let state = match enum_value("state", wire.state)? {
-        v1::ChangesState::Applied => ChangesState::Applied,
-        v1::ChangesState::Held => ChangesState::Held,
-        v1::ChangesState::Dropped | v1::ChangesState::Unspecified => ChangesState::Dropped,
-    };
-    let change = |(at, wire)| read_change(wire).map_err(|error| error.within(&format!("entries[{at}]")));
-    Ok(Changes {
-        state,
-        added: integer("added", wire.added)?,
-        changed: integer("changed", wire.changed)?,
-        removed: integer("removed", wire.removed)?,
-        entries: wire.entries.into_iter().enumerate().map(change).collect::<Result<_, _>>()?,
-    })
-}
-
-fn read_change(wire: v1::Change) -> Result<Change, InvalidField> {
-    let kind = match enum_value("kind", wire.kind)? {
-        v1::ChangeKind::Added => ChangeKind::Added,
-        v1::ChangeKind::Changed | v1::ChangeKind::Unspecified => ChangeKind::Changed,
-        v1::ChangeKind::Removed => ChangeKind::Removed,
-    };
-    let file = match enum_value("file_kind", wire.file_kind)? {
-        v1::FileKind::Regular => ChangedFile::Regular,
-        v1::FileKind::Directory => ChangedFile::Directory,
-        v1::FileKind::Symlink => ChangedFile::Symlink,
-        v1::FileKind::Special | v1::FileKind::Unspecified => ChangedFile::Special,
-    };
-    Ok(Change { kind, file, size: integer("size_bytes", wire.size_bytes)?, path: wire.path })
 }

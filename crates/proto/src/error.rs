@@ -31,11 +31,6 @@ impl From<PolicyError> for InvalidField {
     }
 }
 
-/// The value of a field that must be present.
-pub(crate) fn required<T>(field: &str, value: Option<T>) -> Result<T, InvalidField> {
-    value.ok_or_else(|| InvalidField::new(field, "is missing"))
-}
-
 /// Converts an integer to a narrower or unsigned type.
 pub(crate) fn integer<T, U>(field: &str, value: T) -> Result<U, InvalidField>
 where

@@ -3,7 +3,7 @@
 //!
 //! [`v1`] is the public API, [`internal`] is what an api and its workers speak. A conversion from a
 //! message either gives the complete Rust value or names the field at fault ([`InvalidField`]).
-//! Nothing else lives here.
+//! [`json`] writes messages of the public API as JSON. Nothing else lives here.
 
 #![forbid(unsafe_code)]
 
@@ -24,15 +24,21 @@ pub mod internal {
 
 mod changes;
 mod error;
+mod held_session;
+pub mod json;
 mod policy;
 mod run;
-mod run_result;
-mod run_spec;
 mod sandbox;
 mod time;
+mod wire;
 
 pub use error::InvalidField;
+pub use held_session::HeldSession;
 pub use time::{InvalidDuration, duration_from_proto, duration_to_proto, timestamp_to_proto};
 
-/// The compiled descriptors of the public files, for server reflection.
+/// The domain of `google.rpc.ErrorInfo`. It names this service, not a host: it is the same on every
+/// installation.
+pub const ERROR_DOMAIN: &str = "codelia.dev";
+
+/// The compiled descriptors of the public files, for server reflection and for [`json`].
 pub const PUBLIC_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/public.bin"));

@@ -3,16 +3,10 @@
 use std::fmt;
 
 use codelia_types::{
-    CommandSpec, CountedViolation, LostReason, NearLimit, NetworkUsage, Outcome, Reason, Receipt, Refusal,
-    TerminalSize, Usage, Violation,
+    CommandSpec, CountedViolation, NearLimit, NetworkUsage, Outcome, Receipt, TerminalSize, Usage,
 };
 
-use crate::{
-    duration_to_proto,
-    error::{InvalidField, integer, required},
-    time::read_duration,
-    v1,
-};
+use crate::{duration_to_proto, internal::v1::StartRunRequest, v1};
 
 /// Without the values of the environment.
 impl fmt::Debug for v1::CommandSpec {
@@ -21,6 +15,20 @@ impl fmt::Debug for v1::CommandSpec {
             .field("argv", &self.argv)
             .field("env", &self.env.keys())
             .field("secret_env", &self.secret_env.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Without the specification and the secret variables.
+impl fmt::Debug for StartRunRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StartRunRequest")
+            .field("run_id", &self.run_id)
+            .field("session_id", &self.session_id)
+            .field("tenant_id", &self.tenant_id)
+            .field("incarnation", &self.incarnation)
+            .field("lease_epoch", &self.lease_epoch)
+            .field("attempt", &self.attempt)
             .finish_non_exhaustive()
     }
 }
@@ -37,24 +45,6 @@ impl From<&CommandSpec> for v1::CommandSpec {
             ..Self::default()
         }
     }
-}
-
-/// Converts the command of an internal message.
-pub(crate) fn read_command(wire: v1::CommandSpec) -> Result<CommandSpec, InvalidField> {
-    let terminal = |wire: v1::Terminal| -> Result<_, InvalidField> {
-        Ok(TerminalSize {
-            columns: integer("terminal.columns", wire.columns)?,
-            rows: integer("terminal.rows", wire.rows)?,
-        })
-    };
-    Ok(CommandSpec {
-        argv: wire.argv,
-        env: wire.env.into_iter().collect(),
-        working_directory: wire.working_directory,
-        terminal: wire.terminal.map(terminal).transpose()?,
-        stdin: wire.stdin,
-        secret_env_names: wire.secret_env_names,
-    })
 }
 
 impl From<TerminalSize> for v1::Terminal {
@@ -142,66 +132,77 @@ impl From<&Receipt> for v1::Receipt {
     }
 }
 
-/// Converts the outcome of an internal message.
-pub(crate) fn read_outcome(wire: v1::Outcome) -> Result<Outcome, InvalidField> {
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use codelia_types::{LostReason, Reason, Refusal, Violation};
     use v1::outcome::Kind;
-    Ok(match required("kind", wire.kind)? {
-        Kind::Exited(code) => Outcome::Exited(code),
-        Kind::Signaled(signal) => Outcome::Signaled(signal),
-        Kind::TimedOut(v1::TimedOut {}) => Outcome::TimedOut,
-        Kind::Canceled(v1::Canceled { .. }) => Outcome::Canceled,
-        Kind::Oom(v1::OutOfMemory {}) => Outcome::Oom,
-        Kind::Limit(v1::LimitExceeded { resource }) => Outcome::Limit(resource),
-        Kind::Violation(v1::PolicyViolation { rule }) => Outcome::Violation(rule),
-        Kind::Refused(v1::Refused { reason, message }) => {
-            Outcome::Refused(Refusal { reason: Reason::parse(&reason), message })
+
+    use super::*;
+
+    #[test]
+    fn each_outcome_has_its_kind() {
+        let refusal = Refusal { reason: Reason::SandboxFailed, message: "no".to_owned() };
+        let refused = v1::Refused { reason: "SANDBOX_FAILED".into(), message: "no".into() };
+        let lost = v1::Lost { reason: "worker_lost".into() };
+        let kinds = [
+            (Outcome::Exited(-1), Kind::Exited(-1)),
+            (Outcome::Signaled(9), Kind::Signaled(9)),
+            (Outcome::TimedOut, Kind::TimedOut(v1::TimedOut {})),
+            (Outcome::Canceled, Kind::Canceled(v1::Canceled::default())),
+            (Outcome::Oom, Kind::Oom(v1::OutOfMemory {})),
+            (Outcome::Limit("pids".into()), Kind::Limit(v1::LimitExceeded { resource: "pids".into() })),
+            (Outcome::Violation("x".into()), Kind::Violation(v1::PolicyViolation { rule: "x".into() })),
+            (Outcome::Refused(refusal), Kind::Refused(refused)),
+            (Outcome::Lost(LostReason::WorkerLost), Kind::Lost(lost)),
+        ];
+        assert_eq!(kinds.len(), Outcome::KINDS.len());
+        for (outcome, kind) in kinds {
+            assert_eq!(v1::Outcome::from(&outcome).kind, Some(kind));
         }
-        Kind::Lost(v1::Lost { reason }) if reason.is_empty() => Outcome::Lost(LostReason::default()),
-        Kind::Lost(v1::Lost { reason }) => Outcome::Lost(LostReason::parse(&reason)),
-    })
-}
+    }
 
-/// Converts the usage of an internal message.
-pub(crate) fn read_usage(wire: &v1::Usage) -> Result<Usage, InvalidField> {
-    let time = |field: &str, wire: &Option<prost_types::Duration>| {
-        read_duration(field, &required(field, wire.as_ref().copied())?)
-    };
-    Ok(Usage {
-        cpu_time: time("cpu_time", &wire.cpu_time)?,
-        peak_memory_bytes: integer("peak_memory_bytes", wire.peak_memory_bytes)?,
-        wall_time: time("wall_time", &wire.wall_time)?,
-        read_bytes: integer("read_bytes", wire.read_bytes)?,
-        written_bytes: integer("written_bytes", wire.written_bytes)?,
-        peak_processes: integer("peak_processes", wire.peak_processes)?,
-        network: wire.network.as_ref().map(read_network).transpose()?,
-    })
-}
+    #[test]
+    fn amounts_are_sent_in_their_fields() {
+        let network = NetworkUsage {
+            connections: 1,
+            refused: 2,
+            sent_bytes: 3,
+            received_bytes: 4,
+            unreachable_attempts: 5,
+        };
+        let usage = Usage {
+            cpu_time: Duration::from_nanos(1_000_000_006),
+            peak_memory_bytes: 7,
+            wall_time: Duration::from_secs(8),
+            read_bytes: 9,
+            written_bytes: 10,
+            peak_processes: 11,
+            network: Some(network),
+        };
+        let sent = v1::Usage::from(&usage);
+        assert_eq!(sent.cpu_time, Some(prost_types::Duration { seconds: 1, nanos: 6 }));
+        assert_eq!(sent.wall_time, Some(prost_types::Duration { seconds: 8, nanos: 0 }));
+        assert_eq!((sent.peak_memory_bytes, sent.read_bytes, sent.written_bytes), (7, 9, 10));
+        assert_eq!(sent.peak_processes, 11);
+        let sent = sent.network.unwrap();
+        assert_eq!((sent.connections, sent.refused, sent.sent_bytes), (1, 2, 3));
+        assert_eq!((sent.received_bytes, sent.unreachable_attempts), (4, 5));
 
-fn read_network(wire: &v1::NetworkUsage) -> Result<NetworkUsage, InvalidField> {
-    Ok(NetworkUsage {
-        connections: integer("network.connections", wire.connections)?,
-        refused: integer("network.refused", wire.refused)?,
-        sent_bytes: integer("network.sent_bytes", wire.sent_bytes)?,
-        received_bytes: integer("network.received_bytes", wire.received_bytes)?,
-        unreachable_attempts: integer("network.unreachable_attempts", wire.unreachable_attempts)?,
-    })
-}
+        let receipt = Receipt { processes: 1, mounts: 2, cgroups: 3, sockets: 4, directories: 5 };
+        let v1::Receipt { processes, mounts, cgroups, sockets, directories } = (&receipt).into();
+        assert_eq!([processes, mounts, cgroups, sockets, directories], [1, 2, 3, 4, 5]);
 
-/// Converts the receipt of an internal message.
-pub(crate) fn read_receipt(wire: &v1::Receipt) -> Result<Receipt, InvalidField> {
-    Ok(Receipt {
-        processes: integer("processes", wire.processes)?,
-        mounts: integer("mounts", wire.mounts)?,
-        cgroups: integer("cgroups", wire.cgroups)?,
-        sockets: integer("sockets", wire.sockets)?,
-        directories: integer("directories", wire.directories)?,
-    })
-}
-
-/// Converts a violation of an internal message.
-pub(crate) fn read_violation(wire: v1::ViolationEvent) -> Result<CountedViolation, InvalidField> {
-    let args = wire.args.try_into().map_err(|_| InvalidField::new("args", "must have 6 values"))?;
-    let path = Some(wire.path).filter(|path| !path.is_empty());
-    let violation = Violation { kind: wire.kind, syscall: wire.syscall, nr: wire.number, args, path };
-    Ok(CountedViolation { violation, count: integer("count", wire.count)? })
+        let violation = Violation {
+            kind: "SYSCALL_BLOCKED".into(),
+            syscall: "socket".into(),
+            nr: 41,
+            args: [1, 2, 3, 4, 5, u64::MAX],
+            path: None,
+        };
+        let sent = v1::ViolationEvent::from(&CountedViolation { violation, count: 6 });
+        assert_eq!((sent.number, sent.count, sent.path.as_str()), (41, 6, ""));
+        assert_eq!(sent.args, [1, 2, 3, 4, 5, u64::MAX]);
+    }
 }

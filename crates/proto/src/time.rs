@@ -11,7 +11,7 @@ const MAX_SECONDS: u64 = 315_576_000_000;
 
 /// A received duration is negative or malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("is negative or malformed")]
+#[error("must not be negative or malformed")]
 pub struct InvalidDuration;
 
 /// Converts a received duration.
@@ -50,17 +50,4 @@ pub(crate) fn read_duration(field: &str, wire: &prost_types::Duration) -> Result
 #[must_use]
 pub fn timestamp_to_proto(at: OffsetDateTime) -> prost_types::Timestamp {
     prost_types::Timestamp { seconds: at.unix_timestamp(), nanos: at.nanosecond().cast_signed() }
-}
-
-/// Converts a timestamp of an internal message. The result is in UTC.
-pub(crate) fn read_timestamp(
-    field: &str,
-    wire: &prost_types::Timestamp,
-) -> Result<OffsetDateTime, InvalidField> {
-    let nanos = u32::try_from(wire.nanos).ok();
-    let whole = OffsetDateTime::from_unix_timestamp(wire.seconds).ok();
-    whole
-        .zip(nanos)
-        .and_then(|(at, nanos)| at.replace_nanosecond(nanos).ok())
-        .ok_or_else(|| InvalidField::new(field, "is not a valid timestamp"))
 }

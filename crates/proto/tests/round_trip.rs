@@ -1,4 +1,4 @@
-//! Every value of the internal protocol survives the way from Rust to the wire and back.
+//! Specifications, policies and limits survive the way from Rust to the wire and back.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
@@ -10,21 +10,15 @@ use codelia_policy::{
     Policy, ProcessPolicy, ResourcePolicy, RunSpec, RunTool, SyscallMode, SyscallPolicy, VolumeMode,
     VolumeMount,
 };
-use codelia_proto::{InvalidField, internal::v1 as internal, v1};
-use codelia_types::{
-    Change, ChangeKind, ChangedFile, Changes, ChangesState, CommandSpec, CountedViolation, EndedRun,
-    LostReason, Mode, NetworkMode, NetworkUsage, Outcome, Reason, Receipt, Refusal, RunResult, TerminalSize,
-    TransactionMode, Usage, Violation, Violations,
-};
+use codelia_proto::v1;
+use codelia_types::{CommandSpec, Mode, NetworkMode, TerminalSize, TransactionMode};
 use proptest::{
-    array::uniform6,
     collection::{btree_map, vec},
     option::of,
     prelude::*,
     sample::select,
 };
 use prost::Message;
-use time::OffsetDateTime;
 
 /// Amounts that the wire can carry: it has `int64`.
 fn amount() -> impl Strategy<Value = u64> + Clone {
@@ -36,14 +30,10 @@ fn count() -> impl Strategy<Value = u32> + Clone {
     0..=i32::MAX.unsigned_abs()
 }
 
+/// Durations of more than zero: no policy has another.
 fn duration() -> impl Strategy<Value = Duration> + Clone {
-    (0..315_576_000_000_u64, 0..1_000_000_000_u32).prop_map(|(seconds, nanos)| Duration::new(seconds, nanos))
-}
-
-/// Times between the years 1969 and 2200, with nanoseconds.
-fn timestamp() -> impl Strategy<Value = OffsetDateTime> {
-    (-10_000_000_000_000_000..7_000_000_000_000_000_000_i128)
-        .prop_map(|nanos| OffsetDateTime::from_unix_timestamp_nanos(nanos).unwrap())
+    (0..315_576_000_000_u64, 0..1_000_000_000_u32)
+        .prop_map(|(seconds, nanos)| Duration::new(seconds, nanos).max(Duration::from_nanos(1)))
 }
 
 fn texts() -> impl Strategy<Value = Vec<String>> {
@@ -141,16 +131,14 @@ fn command() -> impl Strategy<Value = CommandSpec> {
 fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
     (
         of(prop_oneof![Just(FilesystemMode::Static), Just(FilesystemMode::Dynamic)]),
-        of(Just(PathBuf::from("/workspace"))),
         (of(paths()), of(paths()), of(paths()), paths()),
         (of(amount()), of(amount()), of(amount())),
         of(vec(volume(), 0..4)),
     )
-        .prop_map(|(mode, root_path, paths, (file, total, inodes), volumes)| {
+        .prop_map(|(mode, paths, (file, total, inodes), volumes)| {
             let (read_only, read_write, overlay, denied) = paths;
             FilesystemPolicy {
                 mode,
-                root_path,
                 read_only_paths: read_only,
                 read_write_paths: read_write,
                 overlay_paths: overlay,
@@ -345,293 +333,57 @@ fn spec() -> impl Strategy<Value = RunSpec> {
         )
 }
 
-fn outcome() -> impl Strategy<Value = Outcome> {
-    let reason = select(Reason::ALL.iter().copied().chain([Reason::Unknown]).collect::<Vec<_>>());
-    prop_oneof![
-        any::<i32>().prop_map(Outcome::Exited),
-        any::<i32>().prop_map(Outcome::Signaled),
-        Just(Outcome::TimedOut),
-        Just(Outcome::Canceled),
-        Just(Outcome::Oom),
-        any::<String>().prop_map(Outcome::Limit),
-        any::<String>().prop_map(Outcome::Violation),
-        (reason, any::<String>()).prop_map(|(reason, message)| Outcome::Refused(Refusal { reason, message })),
-        select(LostReason::ALL.to_vec()).prop_map(Outcome::Lost),
-    ]
-}
-
-fn usage() -> impl Strategy<Value = Usage> {
-    let network = proptest::option::of(network_usage());
-    (duration(), amount(), duration(), amount(), amount(), amount(), network).prop_map(
-        |(cpu_time, peak_memory_bytes, wall_time, read_bytes, written_bytes, peak_processes, network)| {
-            Usage {
-                cpu_time,
-                peak_memory_bytes,
-                wall_time,
-                read_bytes,
-                written_bytes,
-                peak_processes,
-                network,
-            }
-        },
-    )
-}
-
-fn network_usage() -> impl Strategy<Value = NetworkUsage> {
-    (amount(), amount(), amount(), amount(), amount()).prop_map(
-        |(connections, refused, sent_bytes, received_bytes, unreachable_attempts)| NetworkUsage {
-            connections,
-            refused,
-            sent_bytes,
-            received_bytes,
-            unreachable_attempts,
-        },
-    )
-}
-
-fn receipt() -> impl Strategy<Value = Receipt> {
-    (count(), count(), count(), count(), count()).prop_map(
-        |(processes, mounts, cgroups, sockets, directories)| Receipt {
-            processes,
-            mounts,
-            cgroups,
-            sockets,
-            directories,
-        },
-    )
-}
-
-fn violations() -> impl Strategy<Value = Violations> {
-    let path = || proptest::option::of("[a-z/]+");
-    let violation =
-        (any::<String>(), any::<String>(), any::<i32>(), uniform6(any::<u64>()), amount(), path()).prop_map(
-            |(kind, syscall, nr, args, count, path)| CountedViolation {
-                violation: Violation { kind, syscall, nr, args, path },
-                count,
-            },
-        );
-    (vec(violation, 0..4), amount()).prop_map(|(seen, total)| Violations { seen, total })
-}
-
-fn changes() -> impl Strategy<Value = Changes> {
-    let kinds = select(vec![ChangeKind::Added, ChangeKind::Changed, ChangeKind::Removed]);
-    let files =
-        vec![ChangedFile::Regular, ChangedFile::Directory, ChangedFile::Symlink, ChangedFile::Special];
-    let change = (kinds, select(files), amount(), any::<String>())
-        .prop_map(|(kind, file, size, path)| Change { kind, file, size, path });
-    let state = select(vec![ChangesState::Applied, ChangesState::Dropped, ChangesState::Held]);
-    (state, amount(), amount(), amount(), vec(change, 0..4)).prop_map(
-        |(state, added, changed, removed, entries)| Changes { state, added, changed, removed, entries },
-    )
-}
-
-fn result() -> impl Strategy<Value = RunResult> {
-    let output = (any::<i64>(), any::<bool>(), any::<i64>());
-    (
-        outcome(),
-        usage(),
-        receipt(),
-        any::<String>(),
-        of(duration()),
-        any::<bool>(),
-        (texts(), texts()),
-        output,
-        (violations(), of(changes())),
-    )
-        .prop_map(
-            |(
-                outcome,
-                usage,
-                receipt,
-                sandbox_root,
-                setup_time,
-                prepared,
-                (unenforced, watched),
-                output,
-                (violations, changes),
-            )| {
-                RunResult {
-                    outcome,
-                    usage,
-                    receipt,
-                    sandbox_root,
-                    setup_time,
-                    prepared,
-                    unenforced,
-                    watched,
-                    output_bytes: output.0,
-                    output_truncated: output.1,
-                    output_total: output.2,
-                    violations,
-                    changes,
-                }
-            },
-        )
-}
-
-fn ended() -> impl Strategy<Value = EndedRun> {
-    (result(), any::<i32>(), of(timestamp()), timestamp(), of("[a-z ]{1,9}")).prop_map(
-        |(result, attempt, started_at, ended_at, cancel_reason)| EndedRun {
-            result,
-            attempt,
-            started_at,
-            ended_at,
-            cancel_reason,
-        },
-    )
-}
-
 /// The message after it was encoded and decoded.
 fn sent<M: Message + Default>(message: &M) -> M {
     M::decode(message.encode_to_vec().as_slice()).unwrap()
 }
 
 proptest! {
+    /// The store keeps this document, and an api pushes it to a worker.
     #[test]
     fn run_spec_round_trips(spec in spec()) {
-        prop_assert_eq!(RunSpec::try_from(sent(&internal::RunSpec::from(&spec))), Ok(spec));
+        let document = serde_json::to_vec(&spec).unwrap();
+        prop_assert_eq!(serde_json::from_slice::<RunSpec>(&document).unwrap(), spec);
     }
 
     #[test]
-    fn ended_run_round_trips(ended in ended()) {
-        prop_assert_eq!(EndedRun::try_from(sent(&internal::EndedRun::from(&ended))), Ok(ended));
-    }
-}
-
-fn sample_spec() -> RunSpec {
-    RunSpec {
-        command: CommandSpec::new(["true"]),
-        mode: Mode::Bwrap,
-        network: None,
-        limits: Limits::default(),
-        requested_limits: LimitsRequest::default(),
-        policy: Policy::default(),
-        ends_with_caller: false,
-        tool: None,
-        transaction: None,
-    }
-}
-
-fn sample_ended() -> EndedRun {
-    EndedRun {
-        result: RunResult {
-            outcome: Outcome::Exited(0),
-            usage: Usage::default(),
-            receipt: Receipt::default(),
-            sandbox_root: "/s".into(),
-            setup_time: None,
-            prepared: false,
-            unenforced: Vec::new(),
-            watched: Vec::new(),
-            output_bytes: 0,
-            output_truncated: false,
-            output_total: 0,
-            violations: Violations::default(),
-            changes: None,
-        },
-        attempt: 1,
-        started_at: None,
-        ended_at: OffsetDateTime::UNIX_EPOCH,
-        cancel_reason: None,
-    }
-}
-
-fn spec_error(change: impl Fn(&mut internal::RunSpec)) -> InvalidField {
-    let mut wire = internal::RunSpec::from(&sample_spec());
-    change(&mut wire);
-    RunSpec::try_from(wire).unwrap_err()
-}
-
-fn ended_error(change: impl Fn(&mut internal::RunResult)) -> InvalidField {
-    let mut wire = internal::EndedRun::from(&sample_ended());
-    change(wire.result.as_mut().unwrap());
-    EndedRun::try_from(wire).unwrap_err()
-}
-
-#[test]
-fn malformed_spec_is_refused_by_field() {
-    type Change = fn(&mut internal::RunSpec);
-    let changes: [(&str, Change); 10] = [
-        ("command", |spec| spec.command = None),
-        ("command.terminal.rows", |spec| {
-            spec.command.as_mut().unwrap().terminal = Some(v1::Terminal { columns: 80, rows: -1 });
-        }),
-        ("mode", |spec| spec.mode = 0),
-        ("mode", |spec| spec.mode = 99),
-        ("network", |spec| spec.network = 99),
-        ("limits", |spec| spec.limits = None),
-        ("limits.pids", |spec| spec.limits.as_mut().unwrap().pids = None),
-        ("requested_limits.timeout", |spec| {
-            let timeout = prost_types::Duration { seconds: 0, nanos: -1 };
-            spec.requested_limits.as_mut().unwrap().timeout = Some(timeout);
-        }),
-        ("policy", |spec| spec.policy = None),
-        ("policy.isolation_level", |spec| spec.policy.as_mut().unwrap().isolation_level = 99),
-    ];
-    for (field, change) in changes {
-        assert_eq!(spec_error(change).field, field);
-    }
-    assert_eq!(spec_error(|spec| spec.mode = 99).to_string(), "mode: unknown value 99");
-}
-
-#[test]
-fn malformed_result_is_refused_by_field() {
-    type Change = fn(&mut internal::RunResult);
-    let changes: [(&str, Change); 6] = [
-        ("result.outcome", |result| result.outcome = None),
-        ("result.outcome.kind", |result| result.outcome = Some(v1::Outcome { kind: None })),
-        ("result.usage.cpu_time", |result| result.usage.as_mut().unwrap().cpu_time = None),
-        ("result.receipt.mounts", |result| result.receipt.as_mut().unwrap().mounts = -1),
-        ("result.setup_time", |result| {
-            result.setup_time = Some(prost_types::Duration { seconds: -1, nanos: 0 });
-        }),
-        ("result.violations[0].args", |result| result.violations = vec![v1::ViolationEvent::default()]),
-    ];
-    for (field, change) in changes {
-        assert_eq!(ended_error(change).field, field);
+    fn policy_and_limits_round_trip(spec in spec()) {
+        let policy = sent(&v1::Policy::from(&spec.policy));
+        prop_assert_eq!(Policy::try_from(policy).unwrap(), spec.policy);
+        let limits = sent(&v1::Limits::from(&spec.requested_limits));
+        prop_assert_eq!(LimitsRequest::try_from(&limits), Ok(spec.requested_limits));
     }
 }
 
 #[test]
-fn absent_message_is_refused_by_field() {
-    let wire = internal::EndedRun { result: None, ..internal::EndedRun::from(&sample_ended()) };
-    assert_eq!(EndedRun::try_from(wire).unwrap_err().field, "result");
-    let wire = internal::EndedRun { end_time: None, ..internal::EndedRun::from(&sample_ended()) };
-    assert_eq!(EndedRun::try_from(wire).unwrap_err().field, "end_time");
+fn malformed_limits_are_refused_by_field() {
+    let timeout = prost_types::Duration { seconds: 0, nanos: -1 };
+    let limits = v1::Limits { timeout: Some(timeout), ..v1::Limits::default() };
+    assert_eq!(LimitsRequest::try_from(&limits).unwrap_err().field, "timeout");
+    let limits = v1::Limits { pids: Some(-1), ..v1::Limits::default() };
+    assert_eq!(LimitsRequest::try_from(&limits).unwrap_err().field, "pids");
+}
+
+#[test]
+fn malformed_policy_is_refused_by_field() {
+    let policy = v1::Policy { isolation_level: 99, ..v1::Policy::default() };
+    let error = Policy::try_from(policy).unwrap_err();
+    assert_eq!((error.field.as_str(), error.message.as_str()), ("isolation_level", "unknown value 99"));
 }
 
 #[test]
 fn amount_above_wire_range_is_refused() {
-    let mut spec = sample_spec();
-    spec.limits.memory_bytes = u64::MAX;
-    let error = RunSpec::try_from(internal::RunSpec::from(&spec)).unwrap_err();
-    assert_eq!(error.field, "limits.memory_bytes");
-
-    let mut spec = sample_spec();
-    spec.limits.timeout = Duration::MAX;
-    assert_eq!(RunSpec::try_from(internal::RunSpec::from(&spec)).unwrap_err().field, "limits.timeout");
-
-    let mut ended = sample_ended();
-    ended.result.usage.read_bytes = i64::MAX.unsigned_abs() + 1;
-    let error = EndedRun::try_from(internal::EndedRun::from(&ended)).unwrap_err();
-    assert_eq!(error.field, "result.usage.read_bytes");
-}
-
-#[test]
-fn unknown_reason_word_is_accepted() {
-    let mut wire = internal::EndedRun::from(&sample_ended());
-    let refused = v1::Refused { reason: "FROM_THE_FUTURE".into(), message: "later".into() };
-    let kind = Some(v1::outcome::Kind::Refused(refused));
-    wire.result.as_mut().unwrap().outcome = Some(v1::Outcome { kind });
-    let refusal = Refusal { reason: Reason::Unknown, message: "later".into() };
-    assert_eq!(EndedRun::try_from(wire).unwrap().result.outcome, Outcome::Refused(refusal));
+    let request = LimitsRequest { memory_bytes: Some(u64::MAX), ..LimitsRequest::default() };
+    assert_eq!(LimitsRequest::try_from(&v1::Limits::from(&request)).unwrap_err().field, "memory_bytes");
+    let request = LimitsRequest { timeout: Some(Duration::MAX), ..LimitsRequest::default() };
+    assert_eq!(LimitsRequest::try_from(&v1::Limits::from(&request)).unwrap_err().field, "timeout");
 }
 
 #[test]
 fn environment_order_does_not_matter() {
     let env = BTreeMap::from([("A".to_owned(), "1".to_owned()), ("B".to_owned(), "2".to_owned())]);
-    let mut spec = sample_spec();
-    spec.command.env = env.clone();
-    let read = RunSpec::try_from(internal::RunSpec::from(&spec)).unwrap();
-    assert_eq!(read.command.env, env);
+    let mut command = CommandSpec::new(["true"]);
+    command.env = env.clone();
+    let sent = sent(&v1::CommandSpec::from(&command));
+    assert_eq!(sent.env.into_iter().collect::<BTreeMap<_, _>>(), env);
 }

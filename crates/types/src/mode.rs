@@ -24,7 +24,7 @@ pub enum Mode {
     Bwrap,
     /// Namespaces through nsjail.
     Nsjail,
-    /// Namespaces that Codelia makes itself, out of a template for each session.
+    /// Namespaces that Codelia makes itself, out of a zygote for each session.
     Native,
     /// A container for each run.
     Container,

@@ -2,13 +2,13 @@
 
 use std::{fmt, time::Duration};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::Reason;
 
 /// How a run ended. A command that fails is an outcome; an error means that Codelia failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "kind", content = "detail", remote = "Self")]
+#[serde(rename_all = "snake_case", tag = "kind", content = "detail")]
 pub enum Outcome {
     /// The command exited with this code.
     Exited(i32),
@@ -27,61 +27,23 @@ pub enum Outcome {
     /// The run could not be started.
     Refused(Refusal),
     /// The command had started, and its result is unknown.
-    Lost(#[serde(skip)] LostReason),
-}
-
-/// An outcome with the reason of a loss next to it, which earlier versions do not read.
-#[derive(Serialize, Deserialize)]
-struct WithReason<T> {
-    #[serde(flatten)]
-    outcome: T,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    reason: Option<LostReason>,
-}
-
-#[derive(Serialize)]
-struct Written<'a>(#[serde(serialize_with = "Outcome::serialize")] &'a Outcome);
-
-#[derive(Deserialize)]
-struct Read(#[serde(deserialize_with = "Outcome::deserialize")] Outcome);
-
-impl Serialize for Outcome {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let reason = match self {
-            Self::Lost(reason) => Some(*reason),
-            _ => None,
-        };
-        WithReason { outcome: Written(self), reason }.serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Outcome {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let WithReason { outcome: Read(outcome), reason } = WithReason::deserialize(deserializer)?;
-        Ok(match outcome {
-            Self::Lost(_) => Self::Lost(reason.unwrap_or_default()),
-            other => other,
-        })
-    }
+    Lost(LostReason),
 }
 
 /// Why the result of a run is unknown.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Option<String>", into = "&'static str")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LostReason {
     /// The worker lost its lease: it died, was paused or was cut off from the database.
-    #[default]
     WorkerLost,
     /// The worker shut down and could not wait longer for the command.
     DrainDeadline,
     /// The database rejected the result.
     ResultRejected,
-    /// A word that this version does not know, stored or sent by another version.
-    Unknown,
 }
 
 impl LostReason {
-    /// Every reason except [`LostReason::Unknown`].
+    /// Every reason.
     pub const ALL: [Self; 3] = [Self::WorkerLost, Self::DrainDeadline, Self::ResultRejected];
 
     /// The word for the reason in metrics and the database.
@@ -91,29 +53,7 @@ impl LostReason {
             Self::WorkerLost => "worker_lost",
             Self::DrainDeadline => "drain_deadline",
             Self::ResultRejected => "result_rejected",
-            Self::Unknown => "unknown",
         }
-    }
-}
-
-impl LostReason {
-    /// The reason with this word, or [`LostReason::Unknown`].
-    #[must_use]
-    pub fn parse(word: &str) -> Self {
-        Self::ALL.into_iter().find(|reason| reason.as_str() == word).unwrap_or(Self::Unknown)
-    }
-}
-
-/// Without a word, it is of a version that knew only one reason.
-impl From<Option<String>> for LostReason {
-    fn from(word: Option<String>) -> Self {
-        word.map_or_else(Self::default, |word| Self::parse(&word))
-    }
-}
-
-impl From<LostReason> for &'static str {
-    fn from(reason: LostReason) -> Self {
-        reason.as_str()
     }
 }
 
@@ -226,19 +166,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lost_reason_is_stored_where_earlier_versions_ignore_it() {
-        let json = |outcome: &Outcome| serde_json::to_string(outcome).unwrap();
-        let read = |text: &str| serde_json::from_str::<Outcome>(text).unwrap();
-        for reason in LostReason::ALL {
-            let stored = json(&Outcome::Lost(reason));
-            assert_eq!(stored, format!(r#"{{"kind":"lost","reason":"{}"}}"#, reason.as_str()));
-            assert_eq!(read(&stored), Outcome::Lost(reason));
+    fn outcome_is_stored_as_kind_and_detail() {
+        let refusal = Refusal { reason: Reason::SandboxFailed, message: "no".to_owned() };
+        let outcomes = [
+            (Outcome::Exited(3), r#"{"kind":"exited","detail":3}"#.to_owned()),
+            (Outcome::Oom, r#"{"kind":"oom"}"#.to_owned()),
+            (Outcome::TimedOut, r#"{"kind":"timed_out"}"#.to_owned()),
+            (
+                Outcome::Refused(refusal),
+                r#"{"kind":"refused","detail":{"reason":"SANDBOX_FAILED","message":"no"}}"#.to_owned(),
+            ),
+        ];
+        let lost = LostReason::ALL.map(|reason| {
+            (Outcome::Lost(reason), format!(r#"{{"kind":"lost","detail":"{}"}}"#, reason.as_str()))
+        });
+        for (outcome, json) in outcomes.into_iter().chain(lost) {
+            assert_eq!(serde_json::to_string(&outcome).unwrap(), json);
+            assert_eq!(serde_json::from_str::<Outcome>(&json).unwrap(), outcome);
         }
-        assert_eq!(read(r#"{"kind": "lost"}"#), Outcome::Lost(LostReason::WorkerLost));
-        assert_eq!(read(r#"{"kind":"lost","reason":"later"}"#), Outcome::Lost(LostReason::Unknown));
-        assert_eq!(json(&Outcome::Exited(3)), r#"{"kind":"exited","detail":3}"#);
-        assert_eq!(read(r#"{"kind":"exited","detail":3}"#), Outcome::Exited(3));
-        assert_eq!(read(r#"{"kind":"oom"}"#), Outcome::Oom);
-        assert_eq!(json(&Outcome::Oom), r#"{"kind":"oom"}"#);
     }
 }

@@ -55,6 +55,12 @@ impl Violations {
     /// Maximum number of distinct violations to keep, so that a command cannot fill the store.
     pub const MAX_DISTINCT: usize = 100;
 
+    /// Whether there was none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.total == 0
+    }
+
     /// Counts a violation. Returns `true` if it is new and was kept.
     pub fn add(&mut self, violation: Violation) -> bool {
         self.total = self.total.saturating_add(1);
