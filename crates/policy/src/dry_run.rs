@@ -1,11 +1,8 @@
 //! What a policy would have changed for a run that was admitted without it.
 
-use std::time::Duration;
-
 use crate::{
-    CommandPolicy, Limit, Limits, LimitsRequest, Plan, Policy, PolicyError, RunSpec,
-    explain::FIELDS,
-    validate::{CommandRules, fail, resource_field},
+    CommandPolicy, FIELDS, Limit, LimitsRequest, Plan, Policy, PolicyError, RunSpec,
+    validate::{CommandRules, fail},
 };
 use codelia_types::{Mode, NetworkMode};
 
@@ -80,59 +77,21 @@ impl DryRun {
     }
 }
 
-/// Each limit with its value, times in milliseconds. Absent ones are 0, which no limit is.
-fn values(limits: &LimitsRequest) -> [(Limit, u128); 11] {
-    let time = |value: Option<Duration>| value.map_or(0, |value| value.as_millis());
-    let amount = |value: Option<u64>| value.map_or(0, u128::from);
-    [
-        (Limit::Timeout, time(limits.timeout)),
-        (Limit::MemoryBytes, amount(limits.memory_bytes)),
-        (Limit::CpuMillicores, amount(limits.cpu_millicores)),
-        (Limit::Pids, amount(limits.pids)),
-        (Limit::OpenFiles, amount(limits.open_files)),
-        (Limit::OutputBytes, amount(limits.output_bytes)),
-        (Limit::CpuTime, time(limits.cpu_time)),
-        (Limit::FileBytes, amount(limits.file_bytes)),
-        (Limit::TmpBytes, amount(limits.tmp_bytes)),
-        (Limit::DiskBytes, amount(limits.disk_bytes)),
-        (Limit::Inodes, amount(limits.inodes)),
-    ]
-}
-
-fn as_request(limits: &Limits) -> LimitsRequest {
-    LimitsRequest {
-        timeout: Some(limits.timeout),
-        memory_bytes: Some(limits.memory_bytes),
-        cpu_millicores: Some(limits.cpu_millicores),
-        pids: Some(limits.pids),
-        open_files: Some(limits.open_files),
-        output_bytes: Some(limits.output_bytes),
-        cpu_time: Some(limits.cpu_time),
-        file_bytes: Some(limits.file_bytes),
-        tmp_bytes: Some(limits.tmp_bytes),
-        disk_bytes: Some(limits.disk_bytes),
-        inodes: Some(limits.inodes),
-    }
-}
-
 /// The fields of a policy that would lower a limit of a run.
-fn lowered(run: &RunSpec, merged: &Policy) -> impl Iterator<Item = &'static str> {
-    let caps = merged.caps();
-    let is_process_cap = merged.process.max_processes == caps.pids;
-    let pids = if is_process_cap { "process.max_processes" } else { "resources.max_threads" };
-    let limits = values(&as_request(&run.limits)).into_iter().zip(values(&caps));
-    limits
-        .filter(|((_, has), (_, may))| *may > 0 && has > may)
-        .map(move |((limit, _), _)| resource_field(limit, pids))
+fn lowered(run: &RunSpec, merged: &Policy) -> Vec<&'static str> {
+    let limits = LimitsRequest::from(&run.limits).amounts().zip(merged.caps().amounts());
+    let lowered = limits.filter(|((_, has), (_, cap))| cap.is_some() && has > cap);
+    let caps = merged.cap_fields();
+    let field = |lowest| caps.iter().find(|(_, limit, cap)| (*limit, *cap) == lowest);
+    lowered.filter_map(|(_, lowest)| field(lowest)).map(|(field, ..)| *field).collect()
 }
 
 /// Refuses a limit that the run or its session requested and would not have got. What a policy of the
 /// run capped is in its request too, but nobody requested it.
 fn check_limits(run: &RunSpec, merged: &Policy) -> Result<(), PolicyError> {
-    let requested = values(&run.requested_limits).into_iter();
-    let caps = values(&run.policy.caps()).into_iter().zip(values(&merged.caps()));
-    for ((limit, requested), ((_, capped), (_, may))) in requested.zip(caps) {
-        if requested != 0 && requested != capped && may != 0 && requested > may {
+    let caps = run.policy.caps().amounts().zip(merged.caps().amounts());
+    for ((limit, requested), ((_, capped), (_, cap))) in run.requested_limits.amounts().zip(caps) {
+        if requested != capped && cap.is_some() && requested > cap {
             return fail(limit.field(), "the run or its session requested more");
         }
     }
@@ -142,7 +101,7 @@ fn check_limits(run: &RunSpec, merged: &Policy) -> Result<(), PolicyError> {
 /// The fields that are tighter for a run, without those that have no effect on it.
 fn changed(run: &RunSpec, merged: &Policy) -> Vec<&'static str> {
     let (before, after) = (run.policy.set_fields(), merged.set_fields());
-    let lowered: Vec<_> = lowered(run, merged).collect();
+    let lowered = lowered(run, merged);
     let network = |policy: &Policy| policy.network.effective_mode(run.network);
     let has_effect = |field: &str| match field {
         // They only refuse runs.
@@ -160,16 +119,15 @@ fn changed(run: &RunSpec, merged: &Policy) -> Vec<&'static str> {
         _ => true,
     };
     FIELDS
-        .into_iter()
-        .map(|(field, _)| field)
+        .iter()
+        .map(|field| field.path)
         .filter(|field| before.get(*field) != after.get(*field) && has_effect(field))
         .collect()
 }
 
 /// Whether a field caps a limit of a run.
 fn is_limit(field: &str) -> bool {
-    let caps = Limit::ALL.map(|limit| resource_field(limit, "process.max_processes"));
-    caps.contains(&field) || field == "resources.max_threads"
+    Limit::ALL.into_iter().any(|limit| limit.caps().contains(&field))
 }
 
 #[cfg(test)]
@@ -177,6 +135,7 @@ mod tests {
     use codelia_types::CommandSpec;
 
     use super::*;
+    use crate::Limits;
 
     fn parse(text: &str) -> Policy {
         Policy::parse(text, crate::Format::Yaml).unwrap()

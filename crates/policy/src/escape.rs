@@ -1,7 +1,10 @@
 //! Signs that a command or a caller tries to leave a sandbox: how severe each is, and what the operator
 //! has done about it.
 
-use std::str::FromStr;
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use codelia_types::option::{self, text};
+use secrecy::{ExposeSecret, SecretString};
 
 use crate::syscalls;
 
@@ -73,6 +76,21 @@ impl EscapeResponse {
     }
 }
 
+impl fmt::Display for EscapeResponse {
+    /// Writes the words with commas between them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = [
+            (self.terminate, "terminate"),
+            (self.quarantine_tool, "quarantine_tool"),
+            (self.quarantine_session, "quarantine_session"),
+            (self.alert, "alert"),
+        ];
+        let words: Vec<&str> =
+            words.into_iter().filter_map(|(is_set, word)| is_set.then_some(word)).collect();
+        f.write_str(if words.is_empty() { "none".to_owned() } else { words.join(",") }.as_str())
+    }
+}
+
 /// A word that is not a response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -99,19 +117,34 @@ impl FromStr for EscapeResponse {
     }
 }
 
-/// The responses by severity.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct EscapeOptions {
-    /// To signs of low severity.
-    pub low: EscapeResponse,
-    /// To signs of high severity.
-    pub high: EscapeResponse,
-    /// To critical signs.
-    pub critical: EscapeResponse,
-    /// To critical signs that no ordinary program gives, in addition.
-    pub hostile: EscapeResponse,
-    /// Whether the installation has a webhook.
-    pub webhook: bool,
+const ALERT: EscapeResponse =
+    EscapeResponse { terminate: false, quarantine_tool: false, quarantine_session: false, alert: true };
+
+codelia_types::options! {
+    /// The responses to attempts to leave a sandbox, by severity: the section `escape` of the
+    /// configuration.
+    pub struct EscapeOptions {
+        /// In addition, to critical signs that no ordinary program gives: `none`, or some of
+        /// `terminate`, `quarantine_tool`, `quarantine_session`, `alert` with commas between them.
+        #[serde(with = "text")]
+        pub hostile: EscapeResponse = EscapeResponse { terminate: true, quarantine_tool: true, ..ALERT },
+        /// To critical signs.
+        #[serde(with = "text")]
+        pub critical: EscapeResponse = ALERT,
+        /// To signs of high severity.
+        #[serde(with = "text")]
+        pub high: EscapeResponse = ALERT,
+        /// To signs of low severity.
+        #[serde(with = "text")]
+        pub low: EscapeResponse = EscapeResponse::default(),
+        /// Whether sandboxes have decoys: opening one is a sign of an attempt to leave.
+        pub canary_files: bool = false,
+        /// Where alerts are sent, `https://…`. Default: no webhook.
+        #[serde(serialize_with = "option::masked")]
+        pub webhook_url: Option<SecretString> = None,
+        /// File with the secret that signs alerts. Default: required with a webhook.
+        pub webhook_secret_file: Option<PathBuf> = None,
+    }
 }
 
 impl EscapeOptions {
@@ -125,6 +158,12 @@ impl EscapeOptions {
             Severity::Hostile => self.critical.or(self.hostile),
         }
     }
+
+    /// Where alerts are sent; `None` if nowhere.
+    #[must_use]
+    pub fn webhook_url(&self) -> Option<&str> {
+        self.webhook_url.as_ref().map(ExposeSecret::expose_secret).filter(|url| !url.is_empty())
+    }
 }
 
 #[cfg(test)]
@@ -137,6 +176,9 @@ mod tests {
             EscapeResponse { terminate: true, quarantine_tool: true, quarantine_session: true, alert: true };
         assert_eq!("terminate, quarantine_tool,quarantine_session,alert".parse(), Ok(all));
         assert_eq!("none".parse(), Ok(EscapeResponse::default()));
+        for text in ["none", "alert", "terminate,quarantine_tool,quarantine_session,alert"] {
+            assert_eq!(text.parse::<EscapeResponse>().unwrap().to_string(), text);
+        }
         assert!("terminate,ignore".parse::<EscapeResponse>().is_err());
     }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Limit, Policy};
+use crate::{FIELDS, Field, Policy};
 
 /// Where the value of a field comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,66 +36,6 @@ pub struct ExplainedField {
     pub source: Source,
 }
 
-/// Every field with a description of its default.
-pub(crate) const FIELDS: [(&str, &str); 56] = [
-    ("isolation_level", "the level of the mode"),
-    ("filesystem.mode", "writes to read_write_paths reach the host, and no read waits"),
-    ("filesystem.root_path", "/workspace"),
-    ("filesystem.read_only_paths", "none"),
-    ("filesystem.read_write_paths", "none"),
-    ("filesystem.overlay_paths", "none"),
-    ("filesystem.denied_paths", "none"),
-    ("filesystem.max_file_bytes", Limit::FileBytes.field()),
-    ("filesystem.max_total_bytes", Limit::DiskBytes.field()),
-    ("filesystem.max_inodes", Limit::Inodes.field()),
-    ("filesystem.volumes", "none"),
-    ("layout.read_only_workspace", "false"),
-    ("layout.directories", "none"),
-    ("layout.executable_paths", "everywhere"),
-    ("container.profile", "the worker's default image"),
-    ("process.max_processes", Limit::Pids.field()),
-    ("process.allow_fork", "true"),
-    ("process.allow_exec", "true"),
-    ("process.allowed_executables", "any visible program"),
-    ("process.debug", "false"),
-    ("network.mode", "none; the host's network in mode logical"),
-    ("network.allowed_hosts", "none"),
-    ("network.ask_hosts", "none"),
-    ("network.blocked_hosts", "none"),
-    ("network.allowed_ports", "80 and 443"),
-    ("network.max_connections", "128"),
-    ("network.max_connections_per_second", "64"),
-    ("network.max_sent_bytes", "no limit"),
-    ("network.max_received_bytes", "no limit"),
-    ("network.idle_timeout", "5m"),
-    ("network.credentials", "none"),
-    ("network.executables", "any"),
-    ("resources.max_cpu_time", Limit::CpuTime.field()),
-    ("resources.max_cpu_millicores", Limit::CpuMillicores.field()),
-    ("resources.max_wall_time", Limit::Timeout.field()),
-    ("resources.max_memory_bytes", Limit::MemoryBytes.field()),
-    ("resources.max_open_files", Limit::OpenFiles.field()),
-    ("resources.max_threads", Limit::Pids.field()),
-    ("resources.max_output_bytes", Limit::OutputBytes.field()),
-    ("resources.max_tmp_bytes", Limit::TmpBytes.field()),
-    ("resources.max_read_bytes_per_second", "no limit"),
-    ("resources.max_write_bytes_per_second", "no limit"),
-    ("resources.max_reads_per_second", "no limit"),
-    ("resources.max_writes_per_second", "no limit"),
-    ("resources.cpus", "any"),
-    ("resources.release_interval", "immediately"),
-    ("syscalls.mode", "the default allow-list"),
-    ("syscalls.names", "the default allow-list"),
-    ("syscalls.violation_limit", "50"),
-    ("environment.mode", "clean"),
-    ("environment.names", "any"),
-    ("command.allowed_patterns", "any"),
-    ("command.blocked_patterns", "none"),
-    ("command.max_length", "any"),
-    ("logging.signals", "false"),
-    ("logging.file_operations", "false"),
-];
-
 impl Policy {
     /// Every field of the policy that results from merging `run` into this policy of a session, with
     /// its source. `upper` are the policies of the installation and of the tenant, if it has one.
@@ -112,20 +52,24 @@ impl Policy {
             above.get(field) == Some(value) && installation.get(field) != Some(value)
         };
         let defaults = Self::default().with_defaults().set_fields();
-        let field = |(field, default): (&str, &str)| match merged.get(field) {
-            None => ExplainedField { field: field.into(), value: default.into(), source: Source::Default },
-            Some(value) => {
-                let source = match value {
-                    value if defaults.get(field) == Some(value) => Source::Default,
-                    value if is_of_tenant(field, value) => Source::Tenant,
-                    value if session.get(field) == Some(value) => Source::Session,
-                    value if tightened.get(field) == Some(value) => Source::Tenant,
-                    _ => Source::Run,
-                };
-                ExplainedField { field: field.into(), value: value.to_string(), source }
-            }
+        let explain = |field: &Field| {
+            let path = field.path;
+            let (value, source) = match merged.get(path) {
+                None => (field.default.to_owned(), Source::Default),
+                Some(value) => {
+                    let source = match value {
+                        value if defaults.get(path) == Some(value) => Source::Default,
+                        value if is_of_tenant(path, value) => Source::Tenant,
+                        value if session.get(path) == Some(value) => Source::Session,
+                        value if tightened.get(path) == Some(value) => Source::Tenant,
+                        _ => Source::Run,
+                    };
+                    (value.to_string(), source)
+                }
+            };
+            ExplainedField { field: path.to_owned(), value, source }
         };
-        FIELDS.into_iter().map(field).collect()
+        FIELDS.iter().map(explain).collect()
     }
 
     /// The fields that this policy sets, by path, with sorted lists.

@@ -35,7 +35,7 @@ impl FilesystemPolicy {
         let deny = |rule| Err(FileDenied { rule });
         let has_parent = path.components().any(|part| part == Component::ParentDir);
         if has_parent || !path.starts_with(WORKSPACE) {
-            return deny("filesystem.root_path");
+            return deny("filesystem");
         }
         if self.denied_paths.iter().any(|denied| path.starts_with(denied)) {
             return deny("filesystem.denied_paths");
@@ -90,7 +90,7 @@ mod tests {
         use FileAccess::{Read, Replace, Write};
         const FIXED: Option<&str> = Some("filesystem.read_only_paths");
         const SECRET: Option<&str> = Some("filesystem.denied_paths");
-        const OUTSIDE: Option<&str> = Some("filesystem.root_path");
+        const OUTSIDE: Option<&str> = Some("filesystem");
         for (access, path, expected) in [
             (Write, "/workspace/x", None),
             (Read, "/workspace/fixed/x", None),

@@ -135,6 +135,8 @@ fn document(error: &impl fmt::Display) -> ParseError {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -164,6 +166,35 @@ mod tests {
             assert_eq!(Policy::parse("", format), Ok(Policy::default()));
         }
         assert_eq!(Policy::parse("{}", Format::Json), Ok(Policy::default()));
+    }
+
+    #[test]
+    fn duration_is_written_with_its_unit() {
+        for (text, micros, written) in [
+            ("10s", 10_000_000, "10s"),
+            ("500ms", 500_000, "500ms"),
+            ("1m 30s", 90_000_000, "90s"),
+            ("2h", 7_200_000_000, "2h"),
+            ("1500us", 1500, "1500us"),
+        ] {
+            let policy = format!("resources: {{max_wall_time: {text}}}");
+            let policy = Policy::parse(&policy, Format::Yaml).unwrap();
+            assert_eq!(policy.resources.max_wall_time, Some(Duration::from_micros(micros)));
+            for format in [Format::Json, Format::Yaml, Format::Toml] {
+                let document = policy.write(format).unwrap();
+                assert!(document.contains(written), "{document}");
+                assert_eq!(Policy::parse(&document, format), Ok(policy.clone()));
+            }
+        }
+    }
+
+    #[test]
+    fn duration_without_unit_is_refused_by_field() {
+        for text in ["10", "'10'", "-1s", "soon", "''"] {
+            let error =
+                Policy::parse(&format!("resources: {{max_cpu_time: {text}}}"), Format::Yaml).unwrap_err();
+            assert!(error.to_string().starts_with("resources.max_cpu_time: "), "{error}");
+        }
     }
 
     #[test]

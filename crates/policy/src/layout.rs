@@ -7,37 +7,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Mount, PathTrie, WORKSPACE};
-
-/// Which part of its workspace a command may change, and where files can be executed. All paths are
-/// relative to the workspace.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct LayoutPolicy {
-    /// Whether commands cannot change the workspace, except for `directories`. File calls can.
-    /// Default: false.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub read_only_workspace: Option<bool>,
-    /// Directories that are created for the session and that commands may change.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub directories: Vec<LayoutDirectory>,
-    /// The only places where files can be executed, among those that commands can write to. Absent
-    /// allows all.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub executable_paths: Option<Vec<PathBuf>>,
-}
-
-/// A directory of a layout.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LayoutDirectory {
-    /// The path, relative to the workspace.
-    pub path: PathBuf,
-    /// Size of all files below it together, in bytes. A run that exceeds it is ended. Absent leaves
-    /// the limit of the session.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_bytes: Option<u64>,
-}
+use crate::{LayoutDirectory, LayoutPolicy, Mount, PathTrie, WORKSPACE};
 
 impl LayoutPolicy {
     /// Whether it changes nothing.
@@ -64,9 +34,9 @@ impl LayoutPolicy {
         self.directories.iter().position(|one| upper.is_read_only() && !above.covers(&one.path))
     }
 
-    /// Both layouts together. A directory stays if both let commands change it, with the smallest limit
-    /// of those that contain it.
-    pub(crate) fn merge(&self, lower: &Self) -> Self {
+    /// `directories` of both layouts. A directory stays if both let commands change it, with the
+    /// smallest limit of those that contain it.
+    pub(crate) fn merge_directories(&self, lower: &Self) -> Vec<LayoutDirectory> {
         let tries = [self, lower].map(|layout| (layout.is_read_only(), layout.directory_trie()));
         let limit = |path: &Path| {
             let limits = tries.iter().flat_map(|(_, trie)| trie.containing(path));
@@ -77,13 +47,7 @@ impl LayoutPolicy {
         let paths: BTreeSet<_> =
             self.directories.iter().chain(&lower.directories).map(|one| &one.path).collect();
         let kept = paths.into_iter().filter(|path| is_writable(path));
-        Self {
-            read_only_workspace: self.read_only_workspace.max(lower.read_only_workspace),
-            directories: kept
-                .map(|path| LayoutDirectory { path: path.clone(), max_bytes: limit(path) })
-                .collect(),
-            executable_paths: crate::merge::intersect_below(&self.executable_paths, &lower.executable_paths),
-        }
+        kept.map(|path| LayoutDirectory { path: path.clone(), max_bytes: limit(path) }).collect()
     }
 }
 
@@ -209,22 +173,27 @@ mod tests {
         layout.directories.iter().map(|one| (one.path.to_str().unwrap(), one.max_bytes)).collect()
     }
 
+    fn merge(upper: &LayoutPolicy, lower: &LayoutPolicy) -> LayoutPolicy {
+        let policy = |layout: &LayoutPolicy| Policy { layout: layout.clone(), ..Policy::default() };
+        policy(upper).merge(&policy(lower)).layout
+    }
+
     #[test]
     fn lower_layout_opens_nothing() {
         let upper = layout("{read_only_workspace: true, directories: [{path: target, max_bytes: 5}]}");
         let lower =
             layout("{directories: [{path: target/debug, max_bytes: 9}, {path: logs}, {path: target}]}");
-        let merged = upper.merge(&lower);
+        let merged = merge(&upper, &lower);
         assert_eq!(merged.read_only_workspace, Some(true));
         assert_eq!(directories(&merged), [("target", Some(5)), ("target/debug", Some(5))]);
         assert_eq!(lower.first_outside(&upper), Some(1));
-        let both = layout("{read_only_workspace: true}").merge(&upper);
+        let both = merge(&layout("{read_only_workspace: true}"), &upper);
         assert_eq!(directories(&both), [], "a read-only workspace without directories has none");
     }
 
     #[test]
     fn executable_paths_are_intersected() {
-        let merged = |upper: &str, lower: &str| layout(upper).merge(&layout(lower)).executable_paths;
+        let merged = |upper: &str, lower: &str| merge(&layout(upper), &layout(lower)).executable_paths;
         let paths = |list: &[&str]| Some(list.iter().map(PathBuf::from).collect::<Vec<_>>());
         assert_eq!(merged("{}", "{executable_paths: [a]}"), paths(&["a"]));
         assert_eq!(merged("{executable_paths: [a, b]}", "{executable_paths: [a/c, d]}"), paths(&["a/c"]));

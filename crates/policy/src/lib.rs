@@ -16,17 +16,22 @@
 
 #![forbid(unsafe_code)]
 
+mod caps;
 mod document;
 mod dry_run;
-mod duration_text;
 mod egress;
 mod escape;
 mod explain;
+mod fields;
 mod files;
 mod flags;
 mod format;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod host_sets;
 mod hosts;
+mod ids;
 mod layout;
 mod limits;
 mod merge;
@@ -45,11 +50,7 @@ mod tool;
 mod validate;
 mod volumes;
 
-pub use document::{
-    CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    IsolationLevel, LoggingPolicy, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallMode,
-    SyscallPolicy,
-};
+pub use document::{EnvironmentMode, FilesystemMode, IsolationLevel, LayoutDirectory, SyscallMode};
 pub use dry_run::{DryRun, DryRunResult};
 pub use egress::{
     CA_VARIABLES, DEFAULT_EGRESS_PORTS, EGRESS_NETWORKS, EGRESS_PROXY, EGRESS_RESOLVER, EGRESS_TARGETS,
@@ -57,25 +58,30 @@ pub use egress::{
 };
 pub use escape::{EscapeOptions, EscapeResponse, Severity, UnknownResponse};
 pub use explain::{ExplainedField, Source};
+pub use fields::{
+    CommandPolicy, ContainerPolicy, EnvironmentPolicy, FIELDS, Field, FilesystemPolicy, LayoutPolicy,
+    LoggingPolicy, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallPolicy,
+};
 pub use files::{FileAccess, FileDenied};
 pub use flags::{
     FlagChoice, FlagGuard, FlagNumbers, FlagRef, FlagRule, FlagSubject, Flags, SETUP_BUCKETS, SessionFlags,
 };
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
 pub use host_sets::{HOST_SETS, HostSet};
-pub use layout::{Layout, LayoutDirectory, LayoutMount, LayoutPolicy};
-pub use limits::{Ceilings, DiskLimits, Limit, LimitError, Limits, LimitsRequest, display_duration};
-pub use mounts::{Mount, SANDBOX_IDS, WORKSPACE, overlays_dir, transactions_dir};
+pub use ids::{Ids, SANDBOX_IDS};
+pub use layout::{Layout, LayoutMount};
+pub use limits::{Ceilings, DiskLimits, Limit, LimitError, Limits, LimitsRequest};
+pub use mounts::{Mount, WORKSPACE, overlays_dir, transactions_dir};
 pub use network::{NetworkApproval, predicts_network};
 pub use path_trie::PathTrie;
 pub use plan::{
-    Enforceable, HostInfo, Ids, IoLimits, LoggedCalls, Plan, PlanError, PlanTarget, Security, SyscallRules,
+    Enforceable, HostInfo, IoLimits, LoggedCalls, Plan, PlanError, PlanTarget, Security, SyscallRules,
     egress_remedy, limits_remedy,
 };
 pub use profile::{Profile, ProfileError, Profiles, SessionProfile};
 pub use run_spec::{RunSpec, RunTool};
 pub use runtime::{PathKind, Runtime};
-pub use scopes::{DELEGABLE_FIELDS, PolicyScope, Scopes, SessionScopes};
+pub use scopes::{PolicyScope, Scopes, SessionScopes};
 pub use secrets::home_dirs;
 pub use size::TooLarge;
 pub use tool::{ToolDeclaration, ToolDocument, ToolError};

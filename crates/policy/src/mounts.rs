@@ -8,16 +8,13 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Ids, PathTrie, Policy, RunSpec, Runtime, VolumeMode, egress::RESOLVER_FILES, secrets,
-    volumes::volume_mounts,
+    FilesystemPolicy, Ids, PathTrie, Policy, RunSpec, Runtime, SANDBOX_IDS, VolumeMode, VolumeMount,
+    egress::RESOLVER_FILES, secrets,
 };
 use codelia_types::{Mode, NetworkMode, SessionId};
 
 /// The path of the session's directory inside a sandbox.
 pub const WORKSPACE: &str = "/workspace";
-
-/// The ids of the command inside a sandbox that has private user ids.
-pub const SANDBOX_IDS: Ids = Ids { uid: 1000, gid: 1000 };
 
 const HOSTS: &str = "127.0.0.1 localhost codelia\n::1 localhost\n";
 
@@ -242,6 +239,26 @@ fn policy_mounts(root: &Path, policy: &Policy, runtime: &Runtime) -> Vec<Mount> 
     mounts.extend(secrets.into_iter().map(|target| hidden(target, false)));
     mounts.extend(denied.into_iter().map(|target| hidden(target, true)));
     mounts
+}
+
+impl FilesystemPolicy {
+    /// The volumes that a command sees.
+    #[must_use]
+    pub fn mounted_volumes(&self) -> &[VolumeMount] {
+        self.volumes.as_deref().unwrap_or_default()
+    }
+}
+
+/// The mounts of the volumes of a policy. Their sources are only names: see [`Plan::with_volumes`](crate::Plan::with_volumes).
+fn volume_mounts(root: &Path, files: &FilesystemPolicy) -> Vec<Mount> {
+    let layers = overlays_dir(root);
+    let mount = |one: &VolumeMount| Mount::Volume {
+        source: one.name.as_str().into(),
+        target: one.path.clone(),
+        layer: layers.join(format!("volume {}", one.name)),
+        mode: one.mode,
+    };
+    files.mounted_volumes().iter().map(mount).collect()
 }
 
 impl Mount {

@@ -1,13 +1,10 @@
 //! Profiles: names for the layout, policy, variables and limits of a kind of work, such as `cargo`.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    Ceilings, EnvironmentPolicy, Format, LimitsRequest, ParseError, Policy, PolicyError, duration_text,
-    format,
-};
+use crate::{Ceilings, EnvironmentPolicy, Format, LimitsRequest, ParseError, Policy, PolicyError, format};
 
 /// Maximum number of profiles of an installation.
 const MAX_PROFILES: usize = 100;
@@ -106,44 +103,7 @@ struct ProfileDocument {
     #[serde(default)]
     env: BTreeMap<String, String>,
     #[serde(default)]
-    limits: ProfileLimits,
-}
-
-/// Limits with durations as text.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct ProfileLimits {
-    #[serde(with = "duration_text")]
-    timeout: Option<Duration>,
-    memory_bytes: Option<u64>,
-    cpu_millicores: Option<u64>,
-    pids: Option<u64>,
-    open_files: Option<u64>,
-    output_bytes: Option<u64>,
-    #[serde(with = "duration_text")]
-    cpu_time: Option<Duration>,
-    file_bytes: Option<u64>,
-    tmp_bytes: Option<u64>,
-    disk_bytes: Option<u64>,
-    inodes: Option<u64>,
-}
-
-impl From<ProfileLimits> for LimitsRequest {
-    fn from(limits: ProfileLimits) -> Self {
-        Self {
-            timeout: limits.timeout,
-            memory_bytes: limits.memory_bytes,
-            cpu_millicores: limits.cpu_millicores,
-            pids: limits.pids,
-            open_files: limits.open_files,
-            output_bytes: limits.output_bytes,
-            cpu_time: limits.cpu_time,
-            file_bytes: limits.file_bytes,
-            tmp_bytes: limits.tmp_bytes,
-            disk_bytes: limits.disk_bytes,
-            inodes: limits.inodes,
-        }
-    }
+    limits: LimitsRequest,
 }
 
 impl Profile {
@@ -157,7 +117,7 @@ impl Profile {
             description: document.description.trim().to_owned(),
             policy: document.policy,
             env: document.env,
-            limits: document.limits.into(),
+            limits: document.limits,
             is_built_in: false,
         };
         let length = profile.description.len();
@@ -199,20 +159,7 @@ impl Profile {
     /// Its limits, lowered to these ceilings.
     #[must_use]
     pub fn limits_under(&self, ceilings: &Ceilings) -> LimitsRequest {
-        let (limits, max) = (&self.limits, &ceilings.0);
-        LimitsRequest {
-            timeout: limits.timeout.map(|limit| limit.min(max.timeout)),
-            memory_bytes: limits.memory_bytes.map(|limit| limit.min(max.memory_bytes)),
-            cpu_millicores: limits.cpu_millicores.map(|limit| limit.min(max.cpu_millicores)),
-            pids: limits.pids.map(|limit| limit.min(max.pids)),
-            open_files: limits.open_files.map(|limit| limit.min(max.open_files)),
-            output_bytes: limits.output_bytes.map(|limit| limit.min(max.output_bytes)),
-            cpu_time: limits.cpu_time.map(|limit| limit.min(max.cpu_time)),
-            file_bytes: limits.file_bytes.map(|limit| limit.min(max.file_bytes)),
-            tmp_bytes: limits.tmp_bytes.map(|limit| limit.min(max.tmp_bytes)),
-            disk_bytes: limits.disk_bytes.map(|limit| limit.min(max.disk_bytes)),
-            inodes: limits.inodes.map(|limit| limit.min(max.inodes)),
-        }
+        self.limits.lowered_to(ceilings)
     }
 }
 

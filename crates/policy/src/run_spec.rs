@@ -49,28 +49,6 @@ pub struct RunTool {
 }
 
 impl RunSpec {
-    /// What workers of this version can do that earlier ones cannot.
-    pub const FEATURES: [&str; 4] = [Self::TRANSACTIONS, Self::HELD_CHANGES, Self::LAYOUTS, Self::VOLUMES];
-    const LAYOUTS: &str = "layouts";
-    const VOLUMES: &str = "volumes";
-    const TRANSACTIONS: &str = "transactions";
-    const HELD_CHANGES: &str = "held_changes";
-
-    /// What its worker must be able to do: an earlier version would ignore the option.
-    #[must_use]
-    pub fn needs(&self) -> Option<&'static [&'static str]> {
-        let (layouts, volumes) = (!self.policy.layout.is_empty(), self.policy.filesystem.volumes.is_some());
-        match self.transaction {
-            // A transactional run has neither a layout nor volumes.
-            Some(TransactionMode::Apply | TransactionMode::Preview) => Some(&[Self::TRANSACTIONS]),
-            Some(TransactionMode::Hold { .. }) => Some(&[Self::TRANSACTIONS, Self::HELD_CHANGES]),
-            None if layouts && volumes => Some(&[Self::LAYOUTS, Self::VOLUMES]),
-            None if layouts => Some(&[Self::LAYOUTS]),
-            None if volumes => Some(&[Self::VOLUMES]),
-            None => None,
-        }
-    }
-
     /// The wall time limit.
     #[must_use]
     pub fn timeout(&self) -> Duration {

@@ -7,7 +7,7 @@ use std::{borrow::Cow, collections::BTreeMap, fmt, str::FromStr};
 use codelia_types::UnknownValue;
 use serde::{Deserialize, Serialize};
 
-use crate::{Ceilings, Policy, PolicyError, Source, validate::fail};
+use crate::{Ceilings, Field, Policy, PolicyError, Source, validate::fail};
 use codelia_types::NetworkMode;
 
 /// Whom a stored policy restricts, from the widest.
@@ -53,64 +53,6 @@ impl FromStr for PolicyScope {
     }
 }
 
-macro_rules! delegable {
-    ($($field:literal => $($path:ident).+;)+) => {
-        /// The fields that a scope may delegate. Others always tighten: lists of what is denied, what
-        /// several fields decide together, and `network`, which workers enforce while a command runs.
-        pub const DELEGABLE_FIELDS: &[&str] = &[$($field),+];
-
-        impl Policy {
-            fn sets(&self, field: &str) -> bool {
-                match field {
-                    $($field => self.$($path).+.is_some(),)+
-                    _ => false,
-                }
-            }
-
-            fn clear(&mut self, field: &str) {
-                match field {
-                    $($field => self.$($path).+ = None,)+
-                    _ => {}
-                }
-            }
-        }
-    };
-}
-
-delegable! {
-    "filesystem.read_only_paths" => filesystem.read_only_paths;
-    "filesystem.read_write_paths" => filesystem.read_write_paths;
-    "filesystem.overlay_paths" => filesystem.overlay_paths;
-    "filesystem.max_file_bytes" => filesystem.max_file_bytes;
-    "filesystem.max_total_bytes" => filesystem.max_total_bytes;
-    "filesystem.max_inodes" => filesystem.max_inodes;
-    "filesystem.volumes" => filesystem.volumes;
-    "container.profile" => container.profile;
-    "process.max_processes" => process.max_processes;
-    "process.allow_fork" => process.allow_fork;
-    "process.allow_exec" => process.allow_exec;
-    "process.allowed_executables" => process.allowed_executables;
-    "process.debug" => process.debug;
-    "resources.max_cpu_time" => resources.max_cpu_time;
-    "resources.max_cpu_millicores" => resources.max_cpu_millicores;
-    "resources.max_wall_time" => resources.max_wall_time;
-    "resources.max_memory_bytes" => resources.max_memory_bytes;
-    "resources.max_open_files" => resources.max_open_files;
-    "resources.max_threads" => resources.max_threads;
-    "resources.max_output_bytes" => resources.max_output_bytes;
-    "resources.max_tmp_bytes" => resources.max_tmp_bytes;
-    "resources.max_read_bytes_per_second" => resources.max_read_bytes_per_second;
-    "resources.max_write_bytes_per_second" => resources.max_write_bytes_per_second;
-    "resources.max_reads_per_second" => resources.max_reads_per_second;
-    "resources.max_writes_per_second" => resources.max_writes_per_second;
-    "resources.cpus" => resources.cpus;
-    "resources.release_interval" => resources.release_interval;
-    "syscalls.violation_limit" => syscalls.violation_limit;
-    "environment.names" => environment.names;
-    "command.allowed_patterns" => command.allowed_patterns;
-    "command.max_length" => command.max_length;
-}
-
 impl Policy {
     /// Merges the policy of a scope below into this one of a scope. Of the fields that this one
     /// delegates, those that the lower one sets have its value.
@@ -120,21 +62,21 @@ impl Policy {
 
     /// The fields that this policy delegates and the lower one sets.
     fn delegated_to(&self, lower: &Self) -> Vec<String> {
-        self.delegate.iter().filter(|field| lower.sets(field)).cloned().collect()
+        let is_set =
+            |path: &&String| Field::find_delegable(path).is_some_and(|field| field.value(lower).is_set());
+        self.delegate.iter().filter(is_set).cloned().collect()
     }
 
     /// This policy without those of the fields that it delegates.
     #[must_use]
     pub fn without(&self, fields: &[String]) -> Cow<'_, Self> {
-        let delegated: Vec<_> = fields.iter().filter(|field| self.delegate.contains(field)).collect();
-        if delegated.is_empty() {
-            return Cow::Borrowed(self);
+        let mut rest = Cow::Borrowed(self);
+        for path in fields.iter().filter(|path| self.delegate.contains(path)) {
+            if let Some(field) = Field::find_delegable(path) {
+                field.clear(rest.to_mut());
+            }
         }
-        let mut rest = self.clone();
-        for field in delegated {
-            rest.clear(field);
-        }
-        Cow::Owned(rest)
+        rest
     }
 
     /// Checks a policy of a scope like [`Policy::validate`], and what it delegates.
@@ -143,10 +85,11 @@ impl Policy {
     /// Names the first field that is not valid.
     pub fn validate_scope(&self, ceilings: &Ceilings) -> Result<(), PolicyError> {
         self.check_size()?;
-        if let Some(at) = self.delegate.iter().position(|field| !DELEGABLE_FIELDS.contains(&field.as_str())) {
+        if let Some(at) = self.delegate.iter().position(|path| Field::find_delegable(path).is_none()) {
+            let delegable: Vec<_> = Field::delegable().map(|field| field.path).collect();
             return fail(
                 format!("delegate[{at}]"),
-                format!("cannot be delegated; these can: {}", DELEGABLE_FIELDS.join(", ")),
+                format!("cannot be delegated; these can: {}", delegable.join(", ")),
             );
         }
         Self { delegate: Vec::new(), ..self.clone() }.validate(ceilings)
@@ -293,8 +236,6 @@ mod tests {
         assert_eq!(field("delegate: [filesystem.denied_paths]"), Err("delegate[0]".into()));
         let refused = parse("delegate: [process.debug]").validate(&Ceilings::default());
         assert_eq!(refused.map_err(|error| error.field), Err("delegate".into()));
-        let known = |field: &&str| crate::explain::FIELDS.iter().any(|(name, _)| name == field);
-        assert!(DELEGABLE_FIELDS.iter().all(known));
     }
 
     #[test]

@@ -1,14 +1,8 @@
-//! Volumes of a tenant in a sandbox: which ones a policy mounts, where and how.
+//! Volumes of a tenant, as a policy names them.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    path::{Path, PathBuf},
-};
+use std::{fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
-
-use crate::{FilesystemPolicy, Mount, Plan, mounts::overlays_dir};
 
 /// The user and group that own the files of volumes on the disk, if each session has a user of its own. In
 /// a sandbox they belong to the session's user.
@@ -58,41 +52,5 @@ impl VolumeMode {
 impl fmt::Display for VolumeMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
-    }
-}
-
-impl FilesystemPolicy {
-    /// The volumes that a command sees.
-    #[must_use]
-    pub fn mounted_volumes(&self) -> &[VolumeMount] {
-        self.volumes.as_deref().unwrap_or_default()
-    }
-}
-
-/// The mounts of the volumes of a policy. Their sources are only names: see [`Plan::with_volumes`].
-pub(crate) fn volume_mounts(root: &Path, files: &FilesystemPolicy) -> Vec<Mount> {
-    let layers = overlays_dir(root);
-    let mount = |one: &VolumeMount| Mount::Volume {
-        source: one.name.as_str().into(),
-        target: one.path.clone(),
-        layer: layers.join(format!("volume {}", one.name)),
-        mode: one.mode,
-    };
-    files.mounted_volumes().iter().map(mount).collect()
-}
-
-impl Plan {
-    /// Has the sandbox mount the directories of its volumes, by the names of the volumes. A backend refuses a
-    /// plan with a volume that has no directory.
-    #[must_use]
-    pub fn with_volumes(mut self, directories: &BTreeMap<String, PathBuf>) -> Self {
-        for mount in &mut self.mounts {
-            if let Mount::Volume { source, .. } = mount
-                && let Some(directory) = source.to_str().and_then(|name| directories.get(name))
-            {
-                source.clone_from(directory);
-            }
-        }
-        self
     }
 }

@@ -6,8 +6,8 @@
 use std::{path::PathBuf, time::Duration};
 
 use codelia_policy::{
-    Ceilings, CommandPolicy, ContainerPolicy, DELEGABLE_FIELDS, EgressDecision, EgressRules, EnvironmentMode,
-    EnvironmentPolicy, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel,
+    Ceilings, CommandPolicy, ContainerPolicy, EgressDecision, EgressRules, EnvironmentMode,
+    EnvironmentPolicy, Field, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel,
     LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, Mount, NetworkPolicy, Plan,
     PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec, Scopes, SyscallMode, SyscallPolicy,
     SyscallRules, VolumeMode, VolumeMount, syscalls,
@@ -33,7 +33,6 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
         |(is_static, read_only_paths, read_write_paths, overlay_paths, denied_paths, sizes, volumes)| {
             FilesystemPolicy {
                 mode: is_static.map(|it| if it { FilesystemMode::Static } else { FilesystemMode::Dynamic }),
-                root_path: None,
                 read_only_paths,
                 read_write_paths,
                 overlay_paths,
@@ -242,6 +241,10 @@ fn scope_policies() -> impl Strategy<Value = Vec<Option<Policy>>> {
     prop::collection::vec(of(policies().boxed()), 3)
 }
 
+fn delegable() -> Vec<&'static str> {
+    Field::delegable().map(|field| field.path).collect()
+}
+
 fn scoped(policies: &[Option<Policy>]) -> Scopes<'_> {
     let of = |scope: usize| policies.get(scope).and_then(Option::as_ref);
     Scopes { organisation: of(0), project: of(1), user: of(2) }
@@ -428,8 +431,8 @@ proptest! {
     fn delegation_widens_only_delegated_fields(
         installation in policies().boxed(),
         scopes in scope_policies(),
-        delegated in prop::collection::vec(select(DELEGABLE_FIELDS), 0..4),
-        to_user in prop::collection::vec(select(DELEGABLE_FIELDS), 0..2),
+        delegated in prop::collection::vec(select(delegable()), 0..4),
+        to_user in prop::collection::vec(select(delegable()), 0..2),
     ) {
         let installation = installation.with_defaults();
         let mut delegating = scopes.clone();

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use codelia_types::duration;
 use serde::{Deserialize, Serialize};
-
-use crate::display_duration;
 
 /// Buckets of setup times: four for each doubling, from a microsecond to two minutes.
 pub const SETUP_BUCKETS: usize = 108;
@@ -97,7 +96,8 @@ impl FlagGuard {
 
     fn slow(&self, p95: Duration, setups: u64) -> Option<String> {
         let max = self.max_setup_p95.filter(|max| p95 > *max && setups >= u64::from(self.min_count))?;
-        let (p95, max) = (display_duration(p95), display_duration(max));
+        let micros = u64::try_from(p95.as_micros()).unwrap_or(u64::MAX);
+        let (p95, max) = (duration::text(Duration::from_micros(micros)), duration::text(max));
         Some(format!("the 95th percentile of {setups} setup times is at least {p95}, above {max}"))
     }
 }

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use codelia_types::{Mode, NetworkMode};
 
 use super::{
-    Enforceable, IoLimits, PlanError,
-    io::Direction,
+    error::PlanError,
+    host::Enforceable,
+    io::{Direction, IoLimits},
     security::{DEFAULT_VIOLATION_LIMIT, violation_limit},
 };
 use crate::{

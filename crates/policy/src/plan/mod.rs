@@ -3,6 +3,7 @@
 //! A plan is plain data. A backend carries it out completely or refuses it.
 
 mod check;
+mod error;
 mod host;
 mod io;
 mod security;
@@ -20,13 +21,14 @@ use self::check::{
     isolated_network, remedy, unenforceable_field, unenforced_limits, unwatchable_limits, watched_limits,
 };
 use crate::{
-    EgressRules, Layout, Limit, Limits, Mount, Policy, RunSpec, WORKSPACE, egress,
+    EgressRules, Ids, Layout, Limit, Limits, Mount, Policy, RunSpec, WORKSPACE, egress,
     mounts::{self, mounts},
 };
 
 pub(crate) use self::security::DEFAULT_VIOLATION_LIMIT;
 pub use self::{
     check::{egress_remedy, limits_remedy},
+    error::PlanError,
     host::{Enforceable, HostInfo},
     io::IoLimits,
     security::{LoggedCalls, Security, SyscallRules},
@@ -144,32 +146,14 @@ pub struct PlanTarget {
     pub root: PathBuf,
 }
 
-/// The user and group of a command on the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ids {
-    /// User id.
-    pub uid: u32,
-    /// Group id.
-    pub gid: u32,
-}
-
-/// A plan that cannot be made.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("mode {mode} cannot enforce {field} on this host{}", suffix(.remedy))]
-pub struct PlanError {
-    /// The path of the field at fault, as in the API.
-    pub field: &'static str,
-    /// The mode that was to enforce it.
-    pub mode: Mode,
-    /// What makes the host able to enforce it, if an operator can do something.
-    pub remedy: Option<&'static str>,
-}
-
-fn suffix(remedy: &Option<&'static str>) -> String {
-    remedy.map(|remedy| format!(": {remedy}")).unwrap_or_default()
-}
-
 impl Plan {
+    /// Whether it is for a container runtime with a kernel of its own: one that counts no violations.
+    #[must_use]
+    pub fn has_own_kernel(&self) -> bool {
+        let counts = self.security.as_ref().is_some_and(|security| security.violation_limit.is_some());
+        self.mode == Mode::Container && !counts
+    }
+
     /// Makes the plan for a run in mode `logical`.
     ///
     /// A requested limit that the host cannot enforce is refused. A default limit that it cannot
@@ -296,6 +280,20 @@ impl Plan {
             {
                 let (source, target, layer) = (source.clone(), target.clone(), layer.to_owned());
                 *mount = Mount::Transaction { source, target, layer };
+            }
+        }
+        self
+    }
+
+    /// Has the sandbox mount the directories of its volumes, by the names of the volumes. A backend refuses a
+    /// plan with a volume that has no directory.
+    #[must_use]
+    pub fn with_volumes(mut self, directories: &BTreeMap<String, PathBuf>) -> Self {
+        for mount in &mut self.mounts {
+            if let Mount::Volume { source, .. } = mount
+                && let Some(directory) = source.to_str().and_then(|name| directories.get(name))
+            {
+                source.clone_from(directory);
             }
         }
         self

@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::Enforceable;
+use super::host::Enforceable;
 use crate::{FilesystemMode, IsolationLevel, LoggingPolicy, Mount, Policy, SyscallMode, syscalls};
 
 /// The number of blocked system calls that ends a run, unless its policy sets another.

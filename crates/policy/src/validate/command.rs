@@ -2,7 +2,7 @@
 
 use regex::{RegexSet, RegexSetBuilder};
 
-use super::{PolicyError, fail};
+use super::error::{PolicyError, fail};
 use crate::{CommandPolicy, size::MAX_COMPILED_BYTES};
 
 /// The maximum of `command.max_length`, in bytes.

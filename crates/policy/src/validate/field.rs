@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::{PolicyError, fail};
+use super::error::{PolicyError, fail};
 
 /// Checks that a path is absolute and normalized, so that paths compare by their components.
 pub(super) fn check_path(field: &str, path: &Path) -> Result<(), PolicyError> {

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use codelia_types::VolumeName;
 
-use super::{PolicyError, fail, field::check_path};
+use super::{
+    error::{PolicyError, fail},
+    field::check_path,
+};
 use crate::{FilesystemMode, FilesystemPolicy, PathTrie, WORKSPACE, mounts::overlay_name};
 
 pub(super) const READ_ONLY: &str = "filesystem.read_only_paths";
@@ -25,9 +28,6 @@ const RUNTIME_PATHS: [&str; 8] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/l
 
 impl FilesystemPolicy {
     pub(super) fn validate(&self) -> Result<(), PolicyError> {
-        if self.root_path.as_deref().is_some_and(|path| path != Path::new(WORKSPACE)) {
-            return fail("filesystem.root_path", format!("must be {WORKSPACE}"));
-        }
         let has_paths = |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
         if has_paths(&self.read_write_paths) && self.mode == Some(FilesystemMode::Static) {
             return fail(READ_WRITE, "must be empty in filesystem.mode static; use overlay_paths");

@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::{PolicyError, fail};
+use super::error::{PolicyError, fail};
 use crate::LayoutPolicy;
 
 pub(super) const DIRECTORIES: &str = "layout.directories";

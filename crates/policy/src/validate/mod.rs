@@ -1,6 +1,7 @@
 //! Validation of policies: every path is absolute, no field contradicts another. An error names the field by its path in the document.
 
 mod command;
+mod error;
 mod field;
 mod filesystem;
 mod layout;
@@ -11,33 +12,13 @@ use std::collections::HashSet;
 
 use codelia_types::{Mode, NetworkMode};
 
-pub(crate) use self::command::CommandRules;
+pub use self::error::PolicyError;
+pub(crate) use self::{command::CommandRules, error::fail};
 use self::{
     filesystem::{OVERLAY, READ_ONLY, READ_WRITE, VOLUMES},
     layout::{DIRECTORIES, EXECUTABLE_PATHS},
 };
-use crate::{Ceilings, IsolationLevel, Limit, Policy, TooLarge, hosts};
-
-/// A policy that is not valid.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {message}")]
-pub struct PolicyError {
-    /// The path of the field in the document, such as `filesystem.denied_paths[2]`. Empty for the
-    /// whole document.
-    pub field: String,
-    /// What is wrong with the field.
-    pub message: String,
-}
-
-impl From<TooLarge> for PolicyError {
-    fn from(error: TooLarge) -> Self {
-        Self { message: error.to_string(), field: error.field }
-    }
-}
-
-pub(crate) fn fail<T>(field: impl Into<String>, message: impl Into<String>) -> Result<T, PolicyError> {
-    Err(PolicyError { field: field.into(), message: message.into() })
-}
+use crate::{Ceilings, IsolationLevel, Policy, hosts};
 
 impl Policy {
     /// Checks everything that does not depend on the mode or on the policies above.
@@ -54,7 +35,7 @@ impl Policy {
         self.container.validate()?;
         self.process.validate()?;
         self.network.validate()?;
-        self.check_resources(ceilings)?;
+        self.check_caps(ceilings)?;
         self.resources.validate()?;
         self.syscalls.validate(self.process.debug == Some(true))?;
         self.environment.validate()?;
@@ -178,37 +159,6 @@ impl Policy {
             None => Ok(()),
         }
     }
-
-    fn check_resources(&self, ceilings: &Ceilings) -> Result<(), PolicyError> {
-        // Checked separately: both fields that become one limit must be in range.
-        let mut threads = Self::default();
-        threads.resources.max_threads = self.resources.max_threads;
-        let mut others = self.clone();
-        others.resources.max_threads = None;
-        for (policy, pids) in [(others, "process.max_processes"), (threads, "resources.max_threads")] {
-            if let Err(error) = policy.caps().resolve(&ceilings.0, ceilings) {
-                return fail(resource_field(error.limit(), pids), error.to_string());
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The policy field that caps a limit. `pids` is the field that caps [`Limit::Pids`], which has two.
-pub(crate) fn resource_field(limit: Limit, pids: &'static str) -> &'static str {
-    match limit {
-        Limit::Timeout => "resources.max_wall_time",
-        Limit::MemoryBytes => "resources.max_memory_bytes",
-        Limit::CpuMillicores => "resources.max_cpu_millicores",
-        Limit::Pids => pids,
-        Limit::OpenFiles => "resources.max_open_files",
-        Limit::OutputBytes => "resources.max_output_bytes",
-        Limit::CpuTime => "resources.max_cpu_time",
-        Limit::FileBytes => "filesystem.max_file_bytes",
-        Limit::TmpBytes => "resources.max_tmp_bytes",
-        Limit::DiskBytes => "filesystem.max_total_bytes",
-        Limit::Inodes => "filesystem.max_inodes",
-    }
 }
 
 #[cfg(test)]
@@ -244,7 +194,6 @@ mod tests {
             ("filesystem: {volumes: [{name: a, path: /c}, {name: a, path: /d}]}", "filesystem.volumes[1]"),
             ("filesystem: {volumes: [{name: a, path: /c}, {name: b, path: /c/d}]}", "filesystem.volumes[1]"),
             ("filesystem: {volumes: [{name: a, path: /c}], denied_paths: [/c/d]}", "filesystem.volumes[0]"),
-            ("filesystem: {root_path: /home}", "filesystem.root_path"),
             ("filesystem: {max_total_bytes: 0}", "filesystem.max_total_bytes"),
             ("filesystem: {max_inodes: 10000001}", "filesystem.max_inodes"),
             ("filesystem: {max_file_bytes: 0}", "filesystem.max_file_bytes"),

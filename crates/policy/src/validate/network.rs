@@ -4,7 +4,10 @@ use std::{ops::RangeInclusive, time::Duration};
 
 use codelia_types::NetworkMode;
 
-use super::{PolicyError, fail, field::check_path};
+use super::{
+    error::{PolicyError, fail},
+    field::check_path,
+};
 use crate::{HOST_SETS, NetworkPolicy, host_sets, hosts};
 
 /// What the egress proxy can hold for one sandbox.

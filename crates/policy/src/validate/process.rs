@@ -3,7 +3,10 @@
 
 use std::{collections::HashSet, ops::RangeInclusive, time::Duration};
 
-use super::{PolicyError, fail, field::check_path};
+use super::{
+    error::{PolicyError, fail},
+    field::check_path,
+};
 use crate::{
     ContainerPolicy, EnvironmentMode, EnvironmentPolicy, ProcessPolicy, ResourcePolicy, SyscallMode,
     SyscallPolicy, syscalls,
