@@ -7,17 +7,19 @@ use codelia_telemetry::TenantPool;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    dispatch::Dispatch,
+    admission::{
+        quota::{RunQuota, SessionQuota, StorageQuota},
+        rules::Rules,
+    },
+    error::ApiError,
     files::Traversals,
     flags::FlagRules,
     options::Options,
-    quota::{RunQuota, SessionQuota, StorageQuota},
-    rate_limit::RateLimits,
-    rules::Rules,
-    session_cache::SessionCache,
-    status::ApiError,
-    tenant_policies::TenantPolicies,
+    policy::cache::TenantPolicies,
+    server::rate_limit::RateLimits,
+    sessions::cache::SessionCache,
     tools::ToolCache,
+    workers::WorkerCalls,
 };
 
 /// State that all services of the server share.
@@ -25,7 +27,7 @@ use crate::{
 pub(crate) struct Context {
     pub(crate) options: Options,
     pub(crate) store: Store,
-    pub(crate) dispatch: Dispatch,
+    pub(crate) worker_calls: WorkerCalls,
     pub(crate) session_cache: SessionCache,
     /// The rules of mode flags.
     pub(crate) flags: FlagRules,
@@ -48,7 +50,7 @@ pub(crate) struct Context {
 impl Context {
     /// Waits until the caller's tenant may read some rows of a list.
     pub(crate) async fn list_turn(&self, caller: &Caller) -> Result<(), ApiError> {
-        self.list_reads.wait(&caller.tenant, self.options.calls.list_reads_per_second).await
+        self.list_reads.wait(&caller.tenant, self.options.api.list_reads_per_second.get()).await
     }
 
     /// Does work on a policy: off the async runtime and under the tenant's limit if it is large.
@@ -58,7 +60,8 @@ impl Context {
         is_large: bool,
         work: impl FnOnce(&Rules<'_>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let tenant = self.tenant_policies.of(self, caller).await?;
+        let tenant =
+            self.tenant_policies.of(&self.store, &self.policy_checks, &self.options.policy, caller).await?;
         if !is_large && tenant.as_ref().is_none_or(|tenant| !tenant.is_large) {
             return work(&Rules::of(caller, &self.options, tenant.as_deref()));
         }

@@ -11,7 +11,9 @@ use codelia_store::Caller;
 use codelia_types::Mode;
 use tonic::{Request, Response, Status};
 
-use crate::{auth, context::Context, options::Options, rules::Rules, status::ApiError, to_proto};
+use crate::{
+    admission::rules::Rules, auth, context::Context, error::ApiError, options::Options, wire::to_proto,
+};
 
 /// The service.
 #[derive(Debug)]
@@ -27,8 +29,8 @@ fn server_info(options: &Options, modes: &[Mode]) -> v1::ServerInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         modes: modes.iter().filter(is_allowed).map(|mode| v1::SandboxMode::from(*mode).into()).collect(),
         default_mode: v1::SandboxMode::from(options.default_mode).into(),
-        default_limits: limits(&options.defaults),
-        max_limits: limits(&options.ceilings.0),
+        default_limits: limits(&options.limits.defaults),
+        max_limits: limits(&options.limits.ceilings.0),
         default_session_ttl: Some(duration_to_proto(options.session_ttl)),
         max_session_ttl: Some(duration_to_proto(options.max_session_ttl)),
         features: options.secret_key.iter().map(|_| "secret_env".to_owned()).collect(),
@@ -39,8 +41,8 @@ impl Info {
     async fn who_am_i(&self, caller: &Caller) -> Result<v1::WhoAmIResponse, ApiError> {
         let store = &self.context.store;
         // The key or tenant may have been deleted since authentication.
-        let key = store.key_get(&caller.tenant, caller.key).await?.ok_or(ApiError::Unauthenticated)?;
-        let tenant = store.tenant_get(&caller.tenant).await?.ok_or(ApiError::Unauthenticated)?;
+        let key = store.key_get(&caller.tenant, caller.key).await?.ok_or_else(ApiError::unauthenticated)?;
+        let tenant = store.tenant_get(&caller.tenant).await?.ok_or_else(ApiError::unauthenticated)?;
         let usage = store.tenant_usage(&caller.tenant).await?;
         // Why an operator chose the level is for administrators.
         let isolation_floor = v1::IsolationFloor {

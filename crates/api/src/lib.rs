@@ -6,60 +6,37 @@
 
 #![forbid(unsafe_code)]
 
-mod access_log;
 mod admin;
 mod admission;
-mod alerts;
 mod approvals;
 mod audit;
-mod audit_events;
 mod auth;
-mod calls_in_flight;
-mod cancel;
-mod changes;
 mod context;
-mod descriptors;
-mod dispatch;
+mod error;
 mod files;
 mod flags;
 mod info;
-mod key_guard;
-mod key_secret;
-mod key_uses;
-mod known_keys;
-mod live_usage;
-mod maintenance;
-mod message;
-mod operator;
 mod options;
-mod paging;
-mod policies;
-mod quota;
-mod rate_limit;
-mod request;
-mod resource_name;
-mod retention;
-mod rules;
-mod run_stream;
+mod policy;
 mod runs;
-mod scope_policies;
-mod scope_rules;
-mod service;
-mod session_cache;
-mod session_lookup;
+mod server;
 mod sessions;
-mod sign_ins;
-mod status;
-mod tenant_policies;
-mod to_proto;
+mod stream;
 mod tools;
-mod validate;
+mod upkeep;
 mod volumes;
-mod web;
+mod wire;
+mod workers;
 
-pub use alerts::Webhook;
-pub use dispatch::Placement;
-pub use key_secret::{generate_secret, hash_secret, is_secret};
-pub use options::{CallLimits, Options, Timeouts};
-pub use service::{Error, Service};
-pub use web::{CorsOrigins, InvalidOrigin};
+pub use auth::key_secret::{generate_secret, hash_secret, is_secret};
+pub use options::{ApiOptions, ApprovalOptions, LimitOptions, Options, RunLimits, Timeouts};
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub use server::web::fuzz::web_request as fuzz_web_request;
+pub use server::{
+    methods::InvalidMethods,
+    service::{Error, Service},
+    web::{CorsOrigins, InvalidOrigin},
+};
+pub use upkeep::alerts::Webhook;
+pub use workers::Placement;

@@ -7,7 +7,11 @@ use serde_json::json;
 use time::OffsetDateTime;
 
 use super::{Admin, Change, administered_tenant, tenant_not_found};
-use crate::{auth, key_secret, paging::Page, resource_name, status::ApiError, to_proto, validate};
+use crate::{
+    auth::{self, key_secret},
+    error::ApiError,
+    wire::{paging::Page, resource_name, to_proto, validate},
+};
 
 impl Admin {
     pub(super) async fn create_key(
@@ -64,22 +68,10 @@ impl Admin {
 
 /// The scopes of a new key, sorted and without duplicates; at least one.
 fn scopes(numbers: &[i32]) -> Result<Vec<Scope>, ApiError> {
-    let mut scopes = numbers.iter().map(|&number| scope(number)).collect::<Result<Vec<_>, _>>()?;
+    let mut scopes = numbers.iter().map(|&number| validate::scope(number)).collect::<Result<Vec<_>, _>>()?;
     scopes.sort_unstable();
     scopes.dedup();
     if scopes.is_empty() { Err(ApiError::invalid("scopes", "must not be empty")) } else { Ok(scopes) }
-}
-
-fn scope(number: i32) -> Result<Scope, ApiError> {
-    match validate::enum_value("scopes", number)? {
-        v1::Scope::Unspecified => Err(ApiError::invalid("scopes", "must not contain SCOPE_UNSPECIFIED")),
-        v1::Scope::Run => Ok(Scope::Run),
-        v1::Scope::Files => Ok(Scope::Files),
-        v1::Scope::Approve => Ok(Scope::Approve),
-        v1::Scope::Audit => Ok(Scope::Audit),
-        v1::Scope::Admin => Ok(Scope::Admin),
-        v1::Scope::Operator => Ok(Scope::Operator),
-    }
 }
 
 /// When a new key expires; `None` for never.
@@ -108,7 +100,7 @@ mod tests {
         assert!(check_grant(&admin, &[Scope::Run]).is_ok());
         assert_eq!(
             check_grant(&admin, &[Scope::Files]),
-            Err(ApiError::ScopeMissing { any_of: vec!["files", "operator"] })
+            Err(auth::layer::scope_missing(&[Scope::Files, Scope::Operator]))
         );
         assert!(check_grant(&caller_with(&[Scope::Operator]), &[Scope::Audit]).is_ok());
     }
@@ -116,7 +108,7 @@ mod tests {
     #[test]
     fn scopes_are_known_and_not_empty() {
         for bad in [&[][..], &[0], &[99], &[1, -1]] {
-            assert!(matches!(scopes(bad), Err(ApiError::InvalidField { field, .. }) if field == "scopes"));
+            assert!(scopes(bad).is_err_and(|error| error.invalid_field() == Some("scopes")));
         }
         assert_eq!(scopes(&[5, 1, 5]), Ok(vec![Scope::Run, Scope::Admin]));
     }

@@ -1,7 +1,10 @@
-//! `AdminService`: tenants, keys, quotas, workers. An operator administers the installation, an
+//! `AdminService`: tenants with their keys, quotas and runs, and workers. An operator administers the installation, an
 //! admin only its own tenant: other tenants look as if they did not exist.
 
 mod keys;
+mod lifecycle;
+pub(crate) mod retention;
+mod runs;
 mod tenants;
 mod workers;
 
@@ -13,7 +16,7 @@ use codelia_types::TenantId;
 use serde_json::{Value, json};
 use tonic::{Request, Response, Status};
 
-use crate::{auth, context::Context, resource_name::TenantName, status::ApiError};
+use crate::{auth, context::Context, error::ApiError, wire::resource_name::TenantName};
 
 /// The service.
 #[derive(Debug)]
@@ -132,6 +135,50 @@ impl AdminService for Admin {
         let caller = auth::caller(request.extensions())?;
         let tenant = Some(self.set_retention(&caller, request.into_inner()).await?);
         Ok(Response::new(v1::SetRetentionResponse { tenant }))
+    }
+
+    async fn suspend_tenant(
+        &self,
+        request: Request<v1::SuspendTenantRequest>,
+    ) -> Result<Response<v1::SuspendTenantResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let tenant = self.suspend_tenant(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::SuspendTenantResponse { tenant: Some(tenant) }))
+    }
+
+    async fn resume_tenant(
+        &self,
+        request: Request<v1::ResumeTenantRequest>,
+    ) -> Result<Response<v1::ResumeTenantResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let tenant = self.resume_tenant(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::ResumeTenantResponse { tenant: Some(tenant) }))
+    }
+
+    async fn delete_tenant(
+        &self,
+        request: Request<v1::DeleteTenantRequest>,
+    ) -> Result<Response<v1::DeleteTenantResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let tenant = self.delete_tenant(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::DeleteTenantResponse { tenant }))
+    }
+
+    async fn list_tenant_runs(
+        &self,
+        request: Request<v1::ListTenantRunsRequest>,
+    ) -> Result<Response<v1::ListTenantRunsResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        Ok(Response::new(self.list_tenant_runs(&caller, request.into_inner()).await?))
+    }
+
+    async fn cancel_tenant_run(
+        &self,
+        request: Request<v1::CancelTenantRunRequest>,
+    ) -> Result<Response<v1::CancelTenantRunResponse>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let run = self.cancel_tenant_run(&caller, request.into_inner()).await?;
+        Ok(Response::new(v1::CancelTenantRunResponse { run: Some(run) }))
     }
 
     async fn create_key(

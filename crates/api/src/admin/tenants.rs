@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
-use codelia_policy::{Limit, LimitsRequest, display_duration};
+use codelia_policy::{Limit, LimitsRequest};
 use codelia_proto::v1;
 use codelia_store::{Caller, EventKind, Quotas, QuotasChange, Scope, Tenant};
-use codelia_types::TenantId;
+use codelia_types::{Reason, TenantId, duration};
 use serde_json::json;
 
 use super::{Admin, Change, administered_tenant, tenant_not_found};
-use crate::{auth, paging::Page, resource_name, status::ApiError, to_proto, validate};
+use crate::{
+    auth,
+    error::ApiError,
+    wire::{paging::Page, resource_name, to_proto, validate},
+};
 
 /// The longest time that a tenant's runs may be allowed.
 const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -29,7 +33,10 @@ impl Admin {
         let change = Change { kind: EventKind::TenantCreated, tenant: Some(&id), detail: json!({}) };
         let tenant = self.audited(caller, change, async {
             self.context.store.tenant_create(&id, quotas).await.map_err(|error| match error {
-                codelia_store::Error::AlreadyExists { .. } => ApiError::TenantExists,
+                codelia_store::Error::AlreadyExists { .. } => {
+                    let message = "tenant_id: already exists; choose another";
+                    ApiError::new(Reason::TenantExists, message).with("field", "tenant_id")
+                }
                 error => error.into(),
             })
         });
@@ -190,10 +197,7 @@ fn max_limits(wire: Option<v1::Limits>) -> Result<LimitsRequest, ApiError> {
     let limits = validate::limits(wire)?;
     for (limit, time) in [(Limit::Timeout, limits.timeout), (Limit::CpuTime, limits.cpu_time)] {
         if time.is_some_and(|time| time > MAX_TIME) {
-            return Err(ApiError::invalid(
-                limit.field(),
-                format!("maximum is {}", display_duration(MAX_TIME)),
-            ));
+            return Err(ApiError::invalid(limit.field(), format!("maximum is {}", duration::text(MAX_TIME))));
         }
     }
     Ok(limits)
@@ -216,14 +220,14 @@ mod tests {
         assert_eq!(change, expected);
         assert_eq!(masked_change(five, mask(&[])), quotas_change(five));
         let unknown = masked_change(five, mask(&["quotas.sessions"]));
-        assert!(matches!(unknown, Err(ApiError::InvalidField { field, .. }) if field == "update_mask"));
+        assert!(unknown.is_err_and(|error| error.invalid_field() == Some("update_mask")));
     }
 
     #[test]
     fn zero_quota_is_rejected_and_absent_is_default() {
         let zero = v1::Quotas { queued_runs: Some(0), ..Default::default() };
         assert!(
-            matches!(quotas_change(Some(zero)), Err(ApiError::InvalidField { field, .. }) if field == "quotas.queued_runs")
+            quotas_change(Some(zero)).is_err_and(|error| error.invalid_field() == Some("quotas.queued_runs"))
         );
         let five = v1::Quotas { sessions: Some(5), ..Default::default() };
         let quotas = with_defaults(quotas_change(Some(five)).unwrap());

@@ -2,11 +2,15 @@
 
 use codelia_proto::v1;
 use codelia_store::{Caller, DrainedBy, EventKind, Scope, WorkerState};
-use codelia_types::WorkerId;
+use codelia_types::{Reason, WorkerId};
 use serde_json::json;
 
 use super::{Admin, Change};
-use crate::{auth, paging::Page, resource_name, status::ApiError, to_proto};
+use crate::{
+    auth,
+    error::ApiError,
+    wire::{paging::Page, resource_name, to_proto},
+};
 
 impl Admin {
     pub(super) async fn list_workers(
@@ -40,7 +44,7 @@ impl Admin {
         let worker = self.audited(caller, drain(&id, false), async {
             let worker = self.context.store.worker_undrain(&id).await?;
             match worker.ok_or_else(|| ApiError::not_found("worker", &id))? {
-                worker if worker.state == WorkerState::Draining => Err(ApiError::WorkerDrainsItself),
+                worker if worker.state == WorkerState::Draining => Err(drains_itself()),
                 worker => Ok(worker),
             }
         });
@@ -51,4 +55,11 @@ impl Admin {
 fn drain(id: &WorkerId, drain: bool) -> Change<'static> {
     let detail = json!({ "worker": id, "drain": drain });
     Change { kind: EventKind::WorkerDrained, tenant: None, detail }
+}
+
+fn drains_itself() -> ApiError {
+    ApiError::new(
+        Reason::WorkerDrainsItself,
+        "the worker shuts down, or a sandbox left something behind; restart it",
+    )
 }

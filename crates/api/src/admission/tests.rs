@@ -1,22 +1,36 @@
-use codelia_policy::{Ceilings, Limits, ToolDeclaration};
-use codelia_store::{ApprovalKind, ToolApproval, ToolQuarantine};
-use codelia_types::KeyId;
+use std::{sync::Arc, time::Duration};
+
+use codelia_policy::{IsolationLevel, Limits, LimitsRequest, Policy, RunSpec, SessionFlags, ToolDeclaration};
+use codelia_proto::v1;
+use codelia_store::{ApprovalKind, SecretKey, SessionSpec, Tool, ToolApproval, ToolQuarantine};
+use codelia_types::{ByteSize, CommandSpec, Cores, KeyId, Mode, NetworkMode, Reason};
 use time::OffsetDateTime;
 
 use super::{
     approval::{approval_needed, may_ask},
-    *,
+    fingerprint::fingerprint,
+    mode::{below_floor, mode_not_allowed},
+    rules::Rules,
+    run_request::RunRequest,
+    session_request::SessionRequest,
 };
-use crate::options::{CallLimits, Timeouts};
+use crate::{
+    error::ApiError,
+    options::{ApiOptions, ApprovalOptions, LimitOptions, Options, RunLimits},
+};
+
+/// Those of an installation that configures none.
+fn limits() -> RunLimits {
+    let limits = LimitOptions::default();
+    limits.of_runs(ByteSize::mib(512), Cores::ONE, &ApprovalOptions::default()).unwrap()
+}
 
 pub(crate) fn options() -> Options {
     Options {
-        listen: ([127, 0, 0, 1], 0).into(),
+        api: ApiOptions::default(),
         tls: None,
         internal_tls: None,
-        defaults: Limits::default(),
-        ceilings: Ceilings::default(),
-        timeouts: Timeouts::default(),
+        limits: limits(),
         policy: Policy::installation(),
         profiles: codelia_policy::Profiles::default(),
         default_mode: Mode::Logical,
@@ -25,12 +39,9 @@ pub(crate) fn options() -> Options {
         max_session_ttl: Duration::from_secs(600),
         allow_logical: true,
         unisolated_tenant: None,
-        placement: crate::Placement::default(),
         shutdown_grace: Duration::from_secs(1),
         secret_key: None,
-        connections: codelia_server::Limits::default(),
-        calls: CallLimits::default(),
-        cors_origins: crate::CorsOrigins::None,
+        open_files: 1024,
         access_log: false,
         escape: codelia_policy::EscapeOptions::default(),
         webhook: None,
@@ -41,7 +52,7 @@ pub(crate) fn options() -> Options {
 pub(crate) fn rules(options: &Options) -> Rules<'_> {
     Rules {
         options,
-        ceilings: options.ceilings.clone(),
+        ceilings: options.limits.ceilings.clone(),
         floor: IsolationLevel::None,
         ask_floor: None,
         tenant: None,
@@ -95,7 +106,7 @@ fn limit_above_ceiling_is_rejected_by_field() {
         RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &rules(&options()))
             .unwrap();
     let error = request.to_spec(&session(), &rules(&options())).unwrap_err();
-    assert!(matches!(error, ApiError::InvalidField { field, .. } if field == "limits.cpu_millicores"));
+    assert!(error.invalid_field() == Some("limits.cpu_millicores"));
 }
 
 #[test]
@@ -110,7 +121,7 @@ fn default_network_does_not_apply_to_logical() {
 fn logical_is_rejected_where_not_allowed() {
     let strict = Options { allow_logical: false, ..options() };
     let request = RunRequest::parse(wire(), false, &rules(&options())).unwrap();
-    let expected = ApiError::ModeNotAllowed { mode: Mode::Logical };
+    let expected = mode_not_allowed(Mode::Logical);
     assert_eq!(request.to_spec(&session(), &rules(&strict)).unwrap_err(), expected);
     let request = SessionRequest::parse(v1::CreateSessionRequest::default(), &rules(&strict)).unwrap();
     assert_eq!(request.to_spec(&rules(&strict)).unwrap_err(), expected);
@@ -118,7 +129,7 @@ fn logical_is_rejected_where_not_allowed() {
 
 #[test]
 fn mode_below_isolation_floor_is_rejected() {
-    let below = ApiError::BelowFloor { mode: Mode::Logical, floor: IsolationLevel::Process };
+    let below = below_floor(Mode::Logical, IsolationLevel::Process);
     let run = RunRequest::parse(wire(), false, &rules(&options())).unwrap();
     assert_eq!(run.to_spec(&session(), &isolating(&options())).unwrap_err(), below);
     let session_in = |mode: v1::SandboxMode| {
@@ -144,7 +155,7 @@ fn mode_below_floor_needs_approval_if_operator_permits() {
     assert_eq!(approval_needed(&run, &options, IsolationLevel::None), None, "within the floor");
     let not_so_low = Rules { ask_floor: Some(IsolationLevel::Process), ..asking };
     let refused = RunRequest::parse(wire(), false, &not_so_low).unwrap().to_spec(&session(), &not_so_low);
-    let below = ApiError::BelowFloor { mode: Mode::Logical, floor: IsolationLevel::Full };
+    let below = below_floor(Mode::Logical, IsolationLevel::Full);
     assert_eq!(refused.unwrap_err(), below);
     // A floor that was lowered later is what counts.
     let lowered = Rules { floor: IsolationLevel::None, ..not_so_low };
@@ -194,7 +205,8 @@ fn secret_variables_need_a_key() {
     let mut wire = wire();
     wire.command.as_mut().unwrap().secret_env = [("TOKEN".to_owned(), "hush".to_owned())].into();
     let secret = RunRequest::parse(wire, false, &rules(&options())).unwrap();
-    assert_eq!(secret.secret_key(&options()).unwrap_err(), ApiError::NoSecretKey);
+    let refused = secret.secret_key(&options()).unwrap_err();
+    assert_eq!(refused.reason(), Reason::SecretsUnavailable);
     assert!(!format!("{secret:?}").contains("hush"));
 }
 
@@ -217,10 +229,7 @@ fn run_in(session: &SessionSpec, yaml: &str) -> Result<RunSpec, ApiError> {
 }
 
 fn field(error: ApiError) -> String {
-    match error {
-        ApiError::InvalidField { field, .. } => field,
-        other => panic!("{other:?}"),
-    }
+    error.invalid_field().unwrap_or_else(|| panic!("{error:?}")).to_owned()
 }
 
 #[test]
@@ -458,7 +467,8 @@ fn limit_above_policy_is_rejected_by_field() {
 fn forbidden_command_or_variable_is_rejected() {
     let session = isolated_session("command: {allowed_patterns: ['^make( |$)']}").unwrap();
     let error = run_in(&session, "").unwrap_err();
-    assert!(matches!(error, ApiError::CommandNotAllowed { rule, .. } if rule == "command.allowed_patterns"));
+    assert_eq!(error.reason(), Reason::CommandNotAllowed);
+    assert_eq!(error.named("rule"), Some("policy.command.allowed_patterns"));
     let session = isolated_session("environment: {mode: explicit, names: [CI]}").unwrap();
     let mut wire = wire();
     wire.command.as_mut().unwrap().env = [("SECRET".to_owned(), String::new())].into();
@@ -537,13 +547,14 @@ fn quarantined_or_unapproved_tool_is_refused() {
     };
     let bad = Tool { quarantine: Some(quarantine), ..approved("isolation_level: LEVEL_0") };
     let refused = run_of(&bad, &session, None).unwrap_err();
-    assert!(matches!(refused, ApiError::Tool(ToolError::Quarantined { .. })), "{refused:?}");
+    assert_eq!(refused.reason(), Reason::ToolQuarantined);
     assert!(
         refused.text().contains("it wrote elsewhere") && refused.text().contains("codelia tools release")
     );
     for level in ["LEVEL_0", "LEVEL_1"] {
         let refused = run_of(&tool(&format!("isolation_level: {level}")), &session, None).unwrap_err();
-        assert!(matches!(refused, ApiError::Tool(ToolError::NotApproved { version: 3, .. })), "{refused:?}");
+        assert_eq!(refused.reason(), Reason::ToolNotApproved);
+        assert!(refused.text().contains("version 3"), "{refused:?}");
     }
 }
 
@@ -558,7 +569,7 @@ fn approved_level_lowers_the_floor_for_its_tool_only() {
     let mut unisolated = session.clone();
     unisolated.mode = Mode::Logical;
     let refused = run_of(&tool(""), &unisolated, None).unwrap_err();
-    assert!(matches!(refused, ApiError::BelowFloor { .. }), "{refused:?}");
+    assert_eq!(refused.reason(), Reason::IsolationFloor);
     // What the session or a flag requires is kept.
     let strict = isolated_session("isolation_level: LEVEL_2").unwrap();
     let run = run_of(&approved("isolation_level: LEVEL_1"), &strict, None).unwrap();

@@ -1,6 +1,7 @@
 //! `ApprovalService`: shows requests that a person decides about, and takes the decisions. The auth
 //! layer requires the scope `approve` for decisions.
 
+mod not_decided;
 mod watch;
 
 use std::{pin::Pin, sync::Arc};
@@ -22,13 +23,15 @@ use self::watch::{BUFFER, Watch};
 use crate::{
     auth,
     context::Context,
+    error::ApiError,
     options::Options,
-    paging::Page,
-    request::Deadline,
-    resource_name::{self, SessionSelector},
-    session_lookup,
-    status::ApiError,
-    to_proto, validate,
+    server::request::Deadline,
+    sessions::lookup,
+    wire::{
+        paging::Page,
+        resource_name::{self, SessionSelector},
+        to_proto, validate,
+    },
 };
 
 /// The service.
@@ -43,7 +46,7 @@ impl Approvals {
         match resource_name::session_selector("parent", parent)? {
             SessionSelector::Any => Ok(None),
             SessionSelector::One(name) => {
-                let session = session_lookup::find(&self.context.store, &caller.tenant, &name).await?;
+                let session = lookup::find(&self.context.store, &caller.tenant, &name).await?;
                 Ok(Some(session.id))
             }
         }
@@ -105,8 +108,8 @@ impl Approvals {
         let context = self.context.clone();
         task::background("wake", async move {
             match run.holder {
-                Some(address) => context.dispatch.wake(&address, run.session).await,
-                None => drop(context.dispatch.offer(run.session, run.mode).await),
+                Some(address) => context.worker_calls.wake(&address, run.session).await,
+                None => drop(context.worker_calls.offer(run.session, run.mode).await),
             }
         });
     }
@@ -156,7 +159,7 @@ fn reason(text: String) -> Result<Option<String>, ApiError> {
 fn decided(id: ApprovalId, result: DecisionResult) -> Result<(Approval, Option<RunToWake>), ApiError> {
     match result {
         DecisionResult::Decided { approval, run } => Ok((*approval, run)),
-        DecisionResult::NotDecided(why) => Err(ApiError::not_decided(id, &why)),
+        DecisionResult::NotDecided(why) => Err(not_decided::error(id, &why)),
     }
 }
 
@@ -189,8 +192,10 @@ impl ApprovalService for Approvals {
         let caller = auth::caller(request.extensions())?;
         let deadline = Deadline::from_request(&request);
         let session = self.session(&caller, &request.get_ref().parent).await?;
+        // Before the response: a change that the caller makes after it must be sent.
+        let began = self.context.store.database_now().await.map_err(ApiError::from)?;
         let (responses, receiver) = mpsc::channel(BUFFER);
-        let watch = Watch::new(self.context.clone(), caller, session, responses);
+        let watch = Watch::new(self.context.clone(), caller, session, began, responses);
         task::background("watch approvals", watch.run(deadline));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -239,7 +244,7 @@ mod tests {
             [(D::Unspecified, S::Once, "decision"), (D::Deny, S::Session, "scope")]
         {
             let refused = scope_of(decision, scope);
-            assert!(matches!(refused, Err(ApiError::InvalidField { field, .. }) if field == at_fault));
+            assert!(refused.is_err_and(|error| error.invalid_field() == Some(at_fault)));
         }
     }
 }

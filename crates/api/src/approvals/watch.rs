@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use crate::{context::Context, request::Deadline, status::ApiError, to_proto};
+use crate::{context::Context, error::ApiError, server::request::Deadline, wire::to_proto};
 
 /// Responses buffered for a slow client.
 pub(super) const BUFFER: usize = 16;
@@ -33,6 +33,8 @@ pub(super) struct Watch {
     context: Arc<Context>,
     caller: Caller,
     session: Option<SessionId>,
+    /// When the client called: later changes are sent.
+    began: OffsetDateTime,
     responses: mpsc::Sender<Result<v1::WatchApprovalsResponse, Status>>,
     /// What was sent of each approval that is pending or changed lately.
     sent: Sent,
@@ -55,9 +57,10 @@ impl Watch {
         context: Arc<Context>,
         caller: Caller,
         session: Option<SessionId>,
+        began: OffsetDateTime,
         responses: mpsc::Sender<Result<v1::WatchApprovalsResponse, Status>>,
     ) -> Self {
-        Self { context, caller, session, responses, sent: Sent::default() }
+        Self { context, caller, session, began, responses, sent: Sent::default() }
     }
 
     /// Sends until the client disconnects, its deadline passes or the server stops.
@@ -66,8 +69,8 @@ impl Watch {
         let end = tokio::select! {
             end = self.follow() => end,
             () = responses.closed() => End::ClientGone,
-            () = deadline.passed() => End::Failed(ApiError::DeadlineExceeded),
-            () = context.stop_streams.cancelled() => End::Failed(ApiError::ShuttingDown),
+            () = deadline.passed() => End::Failed(ApiError::deadline_exceeded()),
+            () = context.stop_streams.cancelled() => End::Failed(ApiError::shutting_down()),
         };
         if let End::Failed(error) = end
             && responses.send_timeout(Err(error.into()), FINAL_ERROR_TIMEOUT).await.is_err()
@@ -84,9 +87,8 @@ impl Watch {
     }
 
     async fn try_follow(&mut self) -> Result<std::convert::Infallible, End> {
-        let began = self.context.store.database_now().await?;
         self.pending().await?;
-        let mut since = began - MAX_COMMIT_TIME;
+        let mut since = self.began - MAX_COMMIT_TIME;
         loop {
             tokio::time::sleep(INTERVAL).await;
             // Very many watches of one tenant read less often.
@@ -95,7 +97,7 @@ impl Watch {
             }
             let changes = self.context.store.approval_changes(&self.caller.tenant, since, MAX_CHANGES).await;
             match changes {
-                Ok(changes) => since = self.send_changes(changes, began, since).await?,
+                Ok(changes) => since = self.send_changes(changes, since).await?,
                 // The next read finds the same changes.
                 Err(error) if error.is_transient() => tracing::debug!(%error, "cannot read approvals"),
                 Err(error) => return Err(error.into()),
@@ -119,7 +121,6 @@ impl Watch {
     async fn send_changes(
         &mut self,
         changes: Vec<(OffsetDateTime, Approval)>,
-        began: OffsetDateTime,
         since: OffsetDateTime,
     ) -> Result<OffsetDateTime, End> {
         let is_full = i64::try_from(changes.len()).is_ok_and(|count| count >= MAX_CHANGES);
@@ -127,7 +128,7 @@ impl Watch {
         let seen: HashSet<ApprovalId> = changes.iter().map(|(_, approval)| approval.id).collect();
         for (at, approval) in changes {
             let is_watched = self.session.is_none_or(|session| session == approval.session);
-            if is_watched && self.sent.is_new(&approval, at >= began) {
+            if is_watched && self.sent.is_new(&approval, at >= self.began) {
                 self.send(approval).await?;
             }
         }

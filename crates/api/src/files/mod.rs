@@ -1,71 +1,115 @@
 //! `FileService`: file calls, forwarded to the worker that holds the session.
 
-mod error;
 mod request;
 mod route;
 mod transfer;
 mod traversal;
+mod traversals;
 mod watch;
 
 use std::{pin::Pin, sync::Arc};
 
-use codelia_proto::{
-    internal::v1::{self as wire, call_file_request::Call},
-    v1::{self, file_service_server::FileService},
-};
-use codelia_store::{Caller, EventKind, SessionRef};
+use codelia_proto::v1::{self, file_service_server::FileService, import_files_request, write_file_request};
+use codelia_store::{Caller, EventKind};
+use codelia_types::{Reason, SessionId};
 use futures::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
-use self::request::NameCursor;
-pub(crate) use self::{route::SessionRoute, traversal::Traversals};
+use self::{
+    request::{FileRequest, NameCursor},
+    route::Client,
+};
+pub(crate) use self::{route::SessionRoute, traversals::Traversals};
 use crate::{
-    audit, auth, context::Context, paging::Page, request::Deadline, resource_name, status::ApiError,
+    audit, auth,
+    context::Context,
+    error::ApiError,
+    server::request::Deadline,
+    wire::{paging::Page, resource_name},
 };
 
-/// The service.
+/// Serves file calls: checks them and forwards them to the worker, which serves the same service.
 #[derive(Debug)]
 pub(crate) struct Files {
     pub(crate) context: Arc<Context>,
 }
 
+/// What a call does with files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Read,
+    /// Moves or removes files.
+    Change,
+    /// Also adds files, or makes one larger.
+    Add,
+}
+
+/// The response of a worker.
+struct Forwarded<R> {
+    route: SessionRoute,
+    session: SessionId,
+    response: R,
+}
+
 impl Files {
-    fn route(&self, caller: &Caller, session: SessionRef, writes: bool) -> SessionRoute {
-        SessionRoute { context: self.context.clone(), tenant: caller.tenant.clone(), session, writes }
-    }
-
-    /// Reports paths that leave the workspace by their text. The call is refused for them next.
-    async fn report_traversal(&self, caller: &Caller, parent: &str, paths: &[&str]) {
-        let Some(path) = paths.iter().find(|path| request::leaves_workspace(path)) else { return };
-        if let Ok(session) = resource_name::session("parent", parent) {
-            traversal::report(&self.context, caller, &session, path).await;
-        }
-    }
-
-    async fn call(
+    /// Validates a request and finds its session. Reports paths that leave the workspace by their text.
+    async fn admit<Q: FileRequest>(
         &self,
         caller: &Caller,
-        parent: &str,
-        call: Call,
-    ) -> Result<wire::CallFileResponse, ApiError> {
-        let writes = !matches!(call, Call::StatFile(_) | Call::ListFiles(_));
-        let route = self.route(caller, resource_name::session("parent", parent)?, writes);
-        let response = match self.check_quota(caller, adds(&call)).await {
-            Ok(()) => route.call(&call).await,
-            Err(error) => Err(error),
-        };
-        self.audited(caller, &route, &paths(&call), response).await
+        request: Q,
+        use_of_files: Use,
+    ) -> Result<(SessionRoute, Q), ApiError> {
+        let context = self.context.clone();
+        if let Some(path) = request.paths().into_iter().find(|path| request::leaves_workspace(path))
+            && let Ok(session) = resource_name::session("parent", request.parent())
+        {
+            traversal::report(&context, caller, &session, path).await;
+        }
+        let request = request.checked()?;
+        let session = resource_name::session("parent", request.parent())?;
+        let writes = use_of_files != Use::Read;
+        Ok((SessionRoute { context, tenant: caller.tenant.clone(), session, writes }, request))
     }
 
     /// Fails if the call adds files and the tenant has no room for any.
-    async fn check_quota(&self, caller: &Caller, adds: bool) -> Result<(), ApiError> {
+    async fn check_quota(&self, caller: &Caller, use_of_files: Use) -> Result<(), ApiError> {
         let Context { store, storage_quota, .. } = &*self.context;
-        if adds { storage_quota.check_files(store, caller).await } else { Ok(()) }
+        if use_of_files == Use::Add { storage_quota.check_files(store, caller).await } else { Ok(()) }
     }
 
-    /// Makes a call and returns the file that it is about.
-    async fn call_one(&self, caller: &Caller, parent: &str, call: Call) -> Result<v1::File, ApiError> {
-        single_file(self.call(caller, parent, call).await?.files)
+    /// Forwards a call with one request.
+    async fn forward<Q: FileRequest + Clone, R, F>(
+        &self,
+        caller: &Caller,
+        request: Q,
+        use_of_files: Use,
+        call: impl Fn(Client, Request<Q>) -> F,
+    ) -> Result<Forwarded<R>, ApiError>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let (route, request) = self.admit(caller, request, use_of_files).await?;
+        let called = match self.check_quota(caller, use_of_files).await {
+            Ok(()) => route.call(&request, call).await,
+            Err(error) => Err(error),
+        };
+        let (session, response) = self.audited(caller, &route, &request.paths(), called).await?;
+        Ok(Forwarded { route, session, response })
+    }
+
+    /// Forwards a call with one request and one response.
+    async fn call<Q: FileRequest + Clone, R, F>(
+        &self,
+        request: Request<Q>,
+        use_of_files: Use,
+        call: impl Fn(Client, Request<Q>) -> F,
+    ) -> Result<Response<R>, Status>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let caller = auth::caller(request.extensions())?;
+        let forwarded = self.forward(&caller, request.into_inner(), use_of_files, call).await?;
+        Ok(Response::new(forwarded.response))
     }
 
     /// Records the error if it is a refusal of the call for these paths.
@@ -73,65 +117,38 @@ impl Files {
         &self,
         caller: &Caller,
         route: &SessionRoute,
-        paths: &str,
+        paths: &[&str],
         result: Result<T, ApiError>,
     ) -> Result<T, ApiError> {
         if let Err(error) = &result {
             let store = &self.context.store;
             audit::record(store, caller, EventKind::FileRefused, Some(&route.session), error).await;
         }
-        if let Err(ApiError::File(error)) = &result
-            && error.leads_out()
+        if let Err(error) = &result
+            && error.reason() == Reason::PathLeadsOut
         {
-            traversal::report(&self.context, caller, &route.session, paths).await;
+            traversal::report(&self.context, caller, &route.session, &paths.join(" -> ")).await;
         }
         result
     }
 
+    /// The worker makes the page and its token; the token of the caller is only for this list.
     async fn list(
         &self,
         caller: &Caller,
         request: v1::ListFilesRequest,
     ) -> Result<v1::ListFilesResponse, ApiError> {
-        let mut page = Page::<NameCursor, _>::parse(&caller.tenant, &request)?;
-        self.report_traversal(caller, &request.parent, &[&request.path]).await;
-        let path = request::directory("path", &request.path)?;
-        let depth = request::depth(request.depth)?;
-        while let Some(limit) = page.batch() {
-            let after = page.after.as_ref().map(|cursor| cursor.0.clone()).unwrap_or_default();
-            let directory = wire::ListedDirectory { path: path.clone(), after, limit, depth };
-            let files = self.call(caller, &request.parent, Call::ListFiles(directory)).await?.files;
-            page.add(files, |named| (NameCursor(named.file_name), named.file.unwrap_or_default()));
+        let page = Page::<NameCursor, v1::File>::parse(&caller.tenant, &request)?;
+        let page_token = page.after.as_ref().map(NameCursor::to_string).unwrap_or_default();
+        let request = v1::ListFilesRequest { page_size: page.size(), page_token, ..request };
+        let call = |mut worker: Client, request| async move { worker.list_files(request).await };
+        let mut listed: v1::ListFilesResponse =
+            self.forward(caller, request, Use::Read, call).await?.response;
+        if !listed.next_page_token.is_empty() {
+            listed.next_page_token = page.token_after(&listed.next_page_token);
         }
-        let (files, next_page_token) = page.finish();
-        Ok(v1::ListFilesResponse { files, next_page_token })
+        Ok(listed)
     }
-}
-
-/// Whether a call may add files or make one larger.
-fn adds(call: &Call) -> bool {
-    match call {
-        Call::StatFile(_) | Call::ListFiles(_) | Call::RemoveFile(_) | Call::MoveFile(_) => false,
-        Call::MakeDirectory(_) | Call::EditFile(_) | Call::CopyFile(_) => true,
-    }
-}
-
-/// The paths that a call names.
-fn paths(call: &Call) -> String {
-    match call {
-        Call::StatFile(request) => request.path.clone(),
-        Call::ListFiles(request) => request.path.clone(),
-        Call::MakeDirectory(request) => request.path.clone(),
-        Call::RemoveFile(request) => request.path.clone(),
-        Call::EditFile(request) => request.path.clone(),
-        Call::MoveFile(request) => format!("{} -> {}", request.source_path, request.destination_path),
-        Call::CopyFile(request) => format!("{} -> {}", request.source_path, request.destination_path),
-    }
-}
-
-fn single_file(files: Vec<wire::NamedFile>) -> Result<v1::File, ApiError> {
-    let file = files.into_iter().next().and_then(|named| named.file);
-    file.ok_or_else(|| ApiError::internal("worker returned no file"))
 }
 
 #[tonic::async_trait]
@@ -147,14 +164,16 @@ impl FileService for Files {
         let caller = auth::caller(request.extensions())?;
         let mut requests = request.into_inner();
         let open = transfer::read_open(&mut requests).await?;
-        self.report_traversal(&caller, &open.parent, &[&open.path]).await;
-        let (session, open) = transfer::check_open(open)?;
-        let (route, path) = (self.route(&caller, session, true), open.path.clone());
-        let written = match self.check_quota(&caller, true).await {
-            Ok(()) => transfer::write(&route, open, requests).await,
+        let admitted = self.admit(&caller, open, Use::Add).await;
+        let (route, open) = admitted.map_err(|error| error.within("open"))?;
+        let path = open.path.clone();
+        let first = v1::WriteFileRequest { kind: Some(write_file_request::Kind::Open(open)) };
+        let call = async |mut worker: Client, messages| worker.write_file(messages).await;
+        let written = match self.check_quota(&caller, Use::Add).await {
+            Ok(()) => transfer::upload(&route, first, requests, transfer::write_part, call).await,
             Err(error) => Err(error),
         };
-        Ok(Response::new(self.audited(&caller, &route, &path, written).await?))
+        Ok(Response::new(self.audited(&caller, &route, &[&path], written).await?))
     }
 
     async fn read_file(
@@ -163,26 +182,18 @@ impl FileService for Files {
     ) -> Result<Response<Self::ReadFileStream>, Status> {
         let caller = auth::caller(request.extensions())?;
         let deadline = Deadline::from_request(&request);
-        let request = request.into_inner();
-        self.report_traversal(&caller, &request.parent, &[&request.path]).await;
-        let request = request::read(request)?;
-        let route = self.route(&caller, resource_name::session("parent", &request.parent)?, false);
-        let opened = route.read(&request).await;
-        let chunks = self.audited(&caller, &route, &request.path, opened).await?;
-        Ok(Response::new(Box::pin(transfer::send_download(route, chunks, deadline))))
+        let call = |mut worker: Client, request| async move { worker.read_file(request).await };
+        let opened = self.forward(&caller, request.into_inner(), Use::Read, call).await?;
+        let Forwarded { route, session, response } = opened;
+        Ok(Response::new(Box::pin(transfer::send_download(route, session, response, deadline))))
     }
 
     async fn stat_file(
         &self,
         request: Request<v1::StatFileRequest>,
     ) -> Result<Response<v1::StatFileResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let mut request = request.into_inner();
-        self.report_traversal(&caller, &request.parent, &[&request.path]).await;
-        request.path = request::path("path", &request.path)?;
-        let parent = std::mem::take(&mut request.parent);
-        let file = self.call_one(&caller, &parent, Call::StatFile(request)).await?;
-        Ok(Response::new(v1::StatFileResponse { file: Some(file) }))
+        let call = |mut worker: Client, request| async move { worker.stat_file(request).await };
+        self.call(request, Use::Read, call).await
     }
 
     async fn list_files(
@@ -197,70 +208,40 @@ impl FileService for Files {
         &self,
         request: Request<v1::MakeDirectoryRequest>,
     ) -> Result<Response<v1::MakeDirectoryResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let mut request = request.into_inner();
-        self.report_traversal(&caller, &request.parent, &[&request.path]).await;
-        request.path = request::path("path", &request.path)?;
-        let parent = std::mem::take(&mut request.parent);
-        let file = self.call_one(&caller, &parent, Call::MakeDirectory(request)).await?;
-        Ok(Response::new(v1::MakeDirectoryResponse { file: Some(file) }))
+        let call = |mut worker: Client, request| async move { worker.make_directory(request).await };
+        self.call(request, Use::Add, call).await
     }
 
     async fn move_file(
         &self,
         request: Request<v1::MoveFileRequest>,
     ) -> Result<Response<v1::MoveFileResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let mut request = request.into_inner();
-        self.report_traversal(&caller, &request.parent, &[&request.source_path, &request.destination_path])
-            .await;
-        request.source_path = request::path("source_path", &request.source_path)?;
-        request.destination_path = request::path("destination_path", &request.destination_path)?;
-        let parent = std::mem::take(&mut request.parent);
-        let file = self.call_one(&caller, &parent, Call::MoveFile(request)).await?;
-        Ok(Response::new(v1::MoveFileResponse { file: Some(file) }))
+        let call = |mut worker: Client, request| async move { worker.move_file(request).await };
+        self.call(request, Use::Change, call).await
     }
 
     async fn copy_file(
         &self,
         request: Request<v1::CopyFileRequest>,
     ) -> Result<Response<v1::CopyFileResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let mut request = request.into_inner();
-        self.report_traversal(&caller, &request.parent, &[&request.source_path, &request.destination_path])
-            .await;
-        request.source_path = request::path("source_path", &request.source_path)?;
-        request.destination_path = request::path("destination_path", &request.destination_path)?;
-        let parent = std::mem::take(&mut request.parent);
-        let file = self.call_one(&caller, &parent, Call::CopyFile(request)).await?;
-        Ok(Response::new(v1::CopyFileResponse { file: Some(file) }))
+        let call = |mut worker: Client, request| async move { worker.copy_file(request).await };
+        self.call(request, Use::Add, call).await
     }
 
     async fn remove_file(
         &self,
         request: Request<v1::RemoveFileRequest>,
     ) -> Result<Response<v1::RemoveFileResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let mut request = request.into_inner();
-        self.report_traversal(&caller, &request.parent, &[&request.path]).await;
-        request.path = request::path("path", &request.path)?;
-        let parent = std::mem::take(&mut request.parent);
-        self.call(&caller, &parent, Call::RemoveFile(request)).await?;
-        Ok(Response::new(v1::RemoveFileResponse {}))
+        let call = |mut worker: Client, request| async move { worker.remove_file(request).await };
+        self.call(request, Use::Change, call).await
     }
 
     async fn edit_file(
         &self,
         request: Request<v1::EditFileRequest>,
     ) -> Result<Response<v1::EditFileResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let request = request.into_inner();
-        self.report_traversal(&caller, &request.parent, &[&request.path]).await;
-        let mut request = request::edit(request)?;
-        let parent = std::mem::take(&mut request.parent);
-        let response = self.call(&caller, &parent, Call::EditFile(request)).await?;
-        let replacements = response.replacements;
-        Ok(Response::new(v1::EditFileResponse { file: Some(single_file(response.files)?), replacements }))
+        let call = |mut worker: Client, request| async move { worker.edit_file(request).await };
+        self.call(request, Use::Add, call).await
     }
 
     async fn export_files(
@@ -269,13 +250,10 @@ impl FileService for Files {
     ) -> Result<Response<Self::ExportFilesStream>, Status> {
         let caller = auth::caller(request.extensions())?;
         let deadline = Deadline::from_request(&request);
-        let request = request.into_inner();
-        self.report_traversal(&caller, &request.parent, &[&request.path]).await;
-        let request = request::export(request)?;
-        let route = self.route(&caller, resource_name::session("parent", &request.parent)?, false);
-        let opened = route.export(&request).await;
-        let chunks = self.audited(&caller, &route, &request.path, opened).await?;
-        Ok(Response::new(Box::pin(transfer::send_download(route, chunks, deadline))))
+        let call = |mut worker: Client, request| async move { worker.export_files(request).await };
+        let opened = self.forward(&caller, request.into_inner(), Use::Read, call).await?;
+        let Forwarded { route, session, response } = opened;
+        Ok(Response::new(Box::pin(transfer::send_download(route, session, response, deadline))))
     }
 
     async fn watch_files(
@@ -284,13 +262,10 @@ impl FileService for Files {
     ) -> Result<Response<Self::WatchFilesStream>, Status> {
         let caller = auth::caller(request.extensions())?;
         let deadline = Deadline::from_request(&request);
-        let mut request = request.into_inner();
-        self.report_traversal(&caller, &request.parent, &[&request.path]).await;
-        request.path = request::directory("path", &request.path)?;
-        let route = self.route(&caller, resource_name::session("parent", &request.parent)?, false);
-        let opened = route.watch(&request).await;
-        let messages = self.audited(&caller, &route, &request.path, opened).await?;
-        Ok(Response::new(Box::pin(watch::send(route, messages, deadline))))
+        let call = |mut worker: Client, request| async move { worker.watch_files(request).await };
+        let opened = self.forward(&caller, request.into_inner(), Use::Read, call).await?;
+        let Forwarded { route, session, response } = opened;
+        Ok(Response::new(Box::pin(watch::send(route, session, response, deadline))))
     }
 
     async fn import_files(
@@ -300,13 +275,15 @@ impl FileService for Files {
         let caller = auth::caller(request.extensions())?;
         let mut requests = request.into_inner();
         let open = transfer::read_import(&mut requests).await?;
-        self.report_traversal(&caller, &open.parent, &[&open.path]).await;
-        let (session, open) = transfer::check_import(open)?;
-        let (route, path) = (self.route(&caller, session, true), open.path.clone());
-        let imported = match self.check_quota(&caller, true).await {
-            Ok(()) => transfer::import(&route, open, requests).await,
+        let admitted = self.admit(&caller, open, Use::Add).await;
+        let (route, open) = admitted.map_err(|error| error.within("open"))?;
+        let path = open.path.clone();
+        let first = v1::ImportFilesRequest { kind: Some(import_files_request::Kind::Open(open)) };
+        let call = async |mut worker: Client, messages| worker.import_files(messages).await;
+        let imported = match self.check_quota(&caller, Use::Add).await {
+            Ok(()) => transfer::upload(&route, first, requests, transfer::import_part, call).await,
             Err(error) => Err(error),
         };
-        Ok(Response::new(self.audited(&caller, &route, &path, imported).await?))
+        Ok(Response::new(self.audited(&caller, &route, &[&path], imported).await?))
     }
 }

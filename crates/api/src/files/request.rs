@@ -9,7 +9,7 @@ use std::{
 use codelia_policy::WORKSPACE;
 use codelia_proto::v1;
 
-use crate::status::ApiError;
+use crate::error::ApiError;
 
 /// The kernel's limit for a path.
 const MAX_PATH: usize = 4095;
@@ -24,8 +24,64 @@ pub(crate) const MAX_DATA: usize = 1024 * 1024;
 
 type Checked<T> = Result<T, ApiError>;
 
+/// A request about files of a session.
+pub(crate) trait FileRequest: Sized {
+    /// The session, as the caller named it.
+    fn parent(&self) -> &str;
+
+    /// The paths that it names.
+    fn paths(&self) -> Vec<&str>;
+
+    /// Validates the request and normalizes its paths.
+    fn checked(self) -> Checked<Self>;
+}
+
+macro_rules! file_requests {
+    ($($request:ident($($path:ident),+) $check:expr;)+) => {$(
+        impl FileRequest for v1::$request {
+            fn parent(&self) -> &str {
+                &self.parent
+            }
+
+            fn paths(&self) -> Vec<&str> {
+                vec![$(&self.$path),+]
+            }
+
+            fn checked(self) -> Checked<Self> {
+                $check(self)
+            }
+        }
+    )+};
+}
+
+file_requests! {
+    WriteFileOpen(path) open;
+    ImportFilesOpen(path) import;
+    ReadFileRequest(path) read;
+    ExportFilesRequest(path) export;
+    EditFileRequest(path) edit;
+    StatFileRequest(path) |request: Self| Ok(Self { path: path("path", &request.path)?, ..request });
+    MakeDirectoryRequest(path) |request: Self| Ok(Self { path: path("path", &request.path)?, ..request });
+    RemoveFileRequest(path) |request: Self| Ok(Self { path: path("path", &request.path)?, ..request });
+    WatchFilesRequest(path) |request: Self| Ok(Self { path: directory("path", &request.path)?, ..request });
+    ListFilesRequest(path) |request: Self| {
+        let depth = depth(request.depth)?;
+        Ok(Self { path: directory("path", &request.path)?, depth, ..request })
+    };
+    MoveFileRequest(source_path, destination_path) |request: Self| Ok(Self {
+        source_path: path("source_path", &request.source_path)?,
+        destination_path: path("destination_path", &request.destination_path)?,
+        ..request
+    });
+    CopyFileRequest(source_path, destination_path) |request: Self| Ok(Self {
+        source_path: path("source_path", &request.source_path)?,
+        destination_path: path("destination_path", &request.destination_path)?,
+        ..request
+    });
+}
+
 /// Validates a path in the workspace; returns it relative and normalized.
-pub(crate) fn path(field: &str, text: &str) -> Checked<String> {
+fn path(field: &str, text: &str) -> Checked<String> {
     if text.is_empty() {
         return Err(ApiError::invalid(field, "must not be empty"));
     }
@@ -33,7 +89,7 @@ pub(crate) fn path(field: &str, text: &str) -> Checked<String> {
 }
 
 /// Like [`path`]; empty means the workspace itself.
-pub(crate) fn directory(field: &str, text: &str) -> Checked<String> {
+fn directory(field: &str, text: &str) -> Checked<String> {
     let invalid = |message: String| Err(ApiError::invalid(field, message));
     if text.len() > MAX_PATH {
         return invalid(format!("maximum is {MAX_PATH} bytes"));
@@ -97,7 +153,7 @@ fn check_size(field: &str, bytes: &[u8]) -> Checked<()> {
 }
 
 /// Validates the first message of a write; the paths of its fields start with `open`.
-pub(crate) fn open(mut wire: v1::WriteFileOpen) -> Checked<v1::WriteFileOpen> {
+fn open(mut wire: v1::WriteFileOpen) -> Checked<v1::WriteFileOpen> {
     wire.path = path("path", &wire.path)?;
     etag(&wire.etag)?;
     if wire.mode.is_some_and(|mode| !(1..=MAX_MODE).contains(&mode)) {
@@ -112,7 +168,7 @@ pub(crate) fn data(bytes: &[u8]) -> Checked<()> {
 }
 
 /// Validates a request to read a file.
-pub(crate) fn read(mut wire: v1::ReadFileRequest) -> Checked<v1::ReadFileRequest> {
+fn read(mut wire: v1::ReadFileRequest) -> Checked<v1::ReadFileRequest> {
     wire.path = path("path", &wire.path)?;
     if wire.offset < 0 {
         return Err(ApiError::invalid("offset", "must not be negative"));
@@ -124,7 +180,7 @@ pub(crate) fn read(mut wire: v1::ReadFileRequest) -> Checked<v1::ReadFileRequest
 }
 
 /// Validates the number of levels of a listing.
-pub(crate) fn depth(depth: i32) -> Checked<i32> {
+fn depth(depth: i32) -> Checked<i32> {
     if (0..=MAX_DEPTH).contains(&depth) {
         Ok(depth.max(1))
     } else {
@@ -133,7 +189,7 @@ pub(crate) fn depth(depth: i32) -> Checked<i32> {
 }
 
 /// Validates a request to export a directory.
-pub(crate) fn export(mut wire: v1::ExportFilesRequest) -> Checked<v1::ExportFilesRequest> {
+fn export(mut wire: v1::ExportFilesRequest) -> Checked<v1::ExportFilesRequest> {
     wire.path = directory("path", &wire.path)?;
     let format = v1::ArchiveFormat::try_from(wire.format);
     format.map_err(|_| ApiError::invalid("format", "unknown format"))?;
@@ -141,13 +197,13 @@ pub(crate) fn export(mut wire: v1::ExportFilesRequest) -> Checked<v1::ExportFile
 }
 
 /// Validates the first message of an import; the paths of its fields start with `open`.
-pub(crate) fn import(mut wire: v1::ImportFilesOpen) -> Checked<v1::ImportFilesOpen> {
+fn import(mut wire: v1::ImportFilesOpen) -> Checked<v1::ImportFilesOpen> {
     wire.path = directory("path", &wire.path)?;
     Ok(wire)
 }
 
 /// Validates a request to edit a file.
-pub(crate) fn edit(mut wire: v1::EditFileRequest) -> Checked<v1::EditFileRequest> {
+fn edit(mut wire: v1::EditFileRequest) -> Checked<v1::EditFileRequest> {
     wire.path = path("path", &wire.path)?;
     etag(&wire.etag)?;
     if wire.old_text.is_empty() {
@@ -207,10 +263,7 @@ mod tests {
         for bad in
             ["", "/", "/etc/passwd", "/workspacex", "..", "a/../b", "/workspace/../etc", "a\0", &long, &deep]
         {
-            assert!(
-                matches!(path("target", bad), Err(ApiError::InvalidField { field, .. }) if field == "target"),
-                "{bad}"
-            );
+            assert!(path("target", bad).is_err_and(|error| error.invalid_field() == Some("target")), "{bad}");
         }
     }
 
@@ -237,10 +290,7 @@ mod tests {
 
     #[test]
     fn values_out_of_range_are_rejected_by_field() {
-        let field = |error: ApiError| match error {
-            ApiError::InvalidField { field, .. } => field,
-            other => panic!("{other:?}"),
-        };
+        let field = |error: ApiError| error.invalid_field().unwrap().to_owned();
         let write = |mode| v1::WriteFileOpen { path: "a".into(), mode: Some(mode), ..Default::default() };
         assert_eq!(field(open(write(0)).unwrap_err()), "mode");
         assert_eq!(field(open(write(0o1000)).unwrap_err()), "mode");

@@ -3,19 +3,17 @@
 use std::{sync::Arc, time::Duration};
 
 use codelia_proto::{
-    internal::v1::{
-        self as wire, call_file_request::Call, worker_file_service_client::WorkerFileServiceClient,
-    },
-    v1,
+    HeldSession,
+    internal::v1::{DecideChangesRequest, worker_file_service_client::WorkerFileServiceClient},
+    v1::file_service_client::FileServiceClient,
 };
 use codelia_store::{SessionEndReason, SessionRef, SessionState};
 use codelia_telemetry::backoff::Backoff;
-use codelia_types::{KeyId, RunId, SessionId, TenantId};
+use codelia_types::{KeyId, Reason, RunId, SessionId, TenantId};
 use tokio::time::{Instant, sleep, timeout};
-use tonic::{Status, Streaming};
+use tonic::{Request, Response, Status};
 
-use super::error;
-use crate::{context::Context, dispatch::WorkerTransport, session_lookup, status::ApiError};
+use crate::{context::Context, error::ApiError, sessions::lookup, workers::WorkerTransport};
 
 /// How long a session may be without a worker before the call fails.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,7 +22,8 @@ const DECISION_TIMEOUT: Duration = Duration::from_secs(60);
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(2);
 const MAX_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-pub(super) type Client = WorkerFileServiceClient<WorkerTransport>;
+/// Calls the worker that holds a session.
+pub(super) type Client = FileServiceClient<WorkerTransport>;
 
 /// Routes calls to one session.
 #[derive(Debug)]
@@ -39,28 +38,33 @@ pub(crate) struct SessionRoute {
 /// The worker that holds a session.
 #[derive(Debug)]
 pub(super) struct SessionHolder {
-    pub(super) session: wire::HeldSession,
-    pub(super) id: SessionId,
+    pub(super) held: HeldSession,
     address: String,
 }
 
 impl SessionRoute {
-    /// Makes a call with one response.
-    pub(super) async fn call(&self, call: &Call) -> Result<wire::CallFileResponse, ApiError> {
-        self.call_holder(|mut client, session| {
-            let request = wire::CallFileRequest { session: Some(session), call: Some(call.clone()) };
-            async move { client.call_file(request).await }
+    /// Makes a call with one request; returns the session and the response.
+    pub(super) async fn call<Q: Clone, R, F>(
+        &self,
+        request: &Q,
+        call: impl Fn(Client, Request<Q>) -> F,
+    ) -> Result<(SessionId, R), ApiError>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        self.call_holder(|transport, held| {
+            call(FileServiceClient::new(transport), held.request(request.clone()))
         })
         .await
-        .map(|(_, response)| response)
     }
 
     /// Decides about the changes of a run that the session holds.
     pub(crate) async fn decide_changes(&self, run: RunId, apply: bool, key: KeyId) -> Result<(), ApiError> {
-        let deciding = self.call_holder(|mut client, session| {
-            let (run_id, key_id) = (run.to_string(), key.to_string());
-            let request = wire::DecideChangesRequest { session: Some(session), run_id, apply, key_id };
-            async move { client.decide_changes(request).await }
+        let request = DecideChangesRequest { run_id: run.to_string(), apply, key_id: key.to_string() };
+        let deciding = self.call_holder(|transport, held| {
+            let mut worker = WorkerFileServiceClient::new(transport);
+            let request = held.request(request.clone());
+            async move { worker.decide_changes(request).await }
         });
         match timeout(DECISION_TIMEOUT, deciding).await {
             Ok(decided) => decided.map(drop),
@@ -70,60 +74,26 @@ impl SessionRoute {
         }
     }
 
-    /// Opens a file for reading.
-    pub(super) async fn read(
-        &self,
-        request: &v1::ReadFileRequest,
-    ) -> Result<(SessionId, Streaming<wire::ReadFileResponse>), ApiError> {
-        self.call_holder(|mut client, session| {
-            let request = wire::ReadFileRequest { session: Some(session), request: Some(request.clone()) };
-            async move { client.read_file(request).await }
-        })
-        .await
-    }
-
-    /// Begins to pack a directory.
-    pub(super) async fn export(
-        &self,
-        request: &v1::ExportFilesRequest,
-    ) -> Result<(SessionId, Streaming<wire::ExportFilesResponse>), ApiError> {
-        self.call_holder(|mut client, session| {
-            let request = wire::ExportFilesRequest { session: Some(session), request: Some(request.clone()) };
-            async move { client.export_files(request).await }
-        })
-        .await
-    }
-
-    /// Begins to watch a directory.
-    pub(super) async fn watch(
-        &self,
-        request: &v1::WatchFilesRequest,
-    ) -> Result<(SessionId, Streaming<wire::WatchFilesResponse>), ApiError> {
-        self.call_holder(|mut client, session| {
-            let request = wire::WatchFilesRequest { session: Some(session), request: Some(request.clone()) };
-            async move { client.watch_files(request).await }
-        })
-        .await
-    }
-
     /// Calls the holder. A worker that no longer holds the session has done nothing, so the call is
     /// retried with the next holder.
     async fn call_holder<T, F>(
         &self,
-        call: impl Fn(Client, wire::HeldSession) -> F,
+        call: impl Fn(WorkerTransport, &HeldSession) -> F,
     ) -> Result<(SessionId, T), ApiError>
     where
-        F: Future<Output = Result<tonic::Response<T>, Status>>,
+        F: Future<Output = Result<Response<T>, Status>>,
     {
         let mut retry = Retry::new();
         loop {
             let holder = self.holder(&mut retry).await?;
-            match call(self.client(&holder)?, holder.session.clone()).await {
-                Ok(response) => return Ok((holder.id, response.into_inner())),
-                Err(status) => match self.failure(&holder, &status) {
-                    ApiError::File(error) if error.is_not_held() && retry.wait().await => {}
-                    error => return Err(error),
-                },
+            match call(self.transport(&holder)?, &holder.held).await {
+                Ok(response) => return Ok((holder.held.session, response.into_inner())),
+                Err(status) => {
+                    let may_be_elsewhere = ApiError::from_worker(&status).is_some_and(is_not_held);
+                    if !may_be_elsewhere || !retry.wait().await {
+                        return Err(self.failure(&holder, &status));
+                    }
+                }
             }
         }
     }
@@ -131,28 +101,25 @@ impl SessionRoute {
     /// Finds the holder of the session; offers the session until a worker takes it.
     pub(super) async fn holder(&self, retry: &mut Retry) -> Result<SessionHolder, ApiError> {
         loop {
-            let Context { store, dispatch, .. } = &*self.context;
-            let session = session_lookup::find(store, &self.tenant, &self.session).await?;
+            let Context { store, worker_calls, .. } = &*self.context;
+            let session = lookup::find(store, &self.tenant, &self.session).await?;
             match (session.state, session.end_reason) {
                 (SessionState::Open, _) => {}
                 (SessionState::Ended, Some(SessionEndReason::DataLost)) => {
-                    return Err(ApiError::SessionDataLost);
+                    return Err(ApiError::session_data_lost());
                 }
                 (SessionState::Ended, _) => return Err(ApiError::session_ended(&session)),
             }
             if let (true, Some(quarantine)) = (self.writes, session.quarantine) {
-                return Err(ApiError::SessionQuarantined { id: session.id, reason: quarantine.reason });
+                return Err(ApiError::session_quarantined(session.id, &quarantine.reason));
             }
             self.mark_used(session.id).await?;
             if let Some(address) = session.holder_address {
-                let held = wire::HeldSession {
-                    session_id: session.id.to_string(),
-                    tenant_id: self.tenant.to_string(),
-                    lease_epoch: session.lease_epoch.0,
-                };
-                return Ok(SessionHolder { session: held, id: session.id, address });
+                let tenant = self.tenant.clone();
+                let held = HeldSession { session: session.id, tenant, epoch: session.lease_epoch };
+                return Ok(SessionHolder { held, address });
             }
-            if dispatch.offer(session.id, session.spec.mode).await.is_none() && !retry.wait().await {
+            if worker_calls.offer(session.id, session.spec.mode).await.is_none() && !retry.wait().await {
                 return Err(ApiError::unavailable(format_args!("no worker takes session {}", session.id)));
             }
         }
@@ -162,23 +129,31 @@ impl SessionRoute {
     pub(super) async fn mark_used(&self, id: SessionId) -> Result<(), ApiError> {
         match self.context.store.session_touch(&self.tenant, id).await? {
             true => Ok(()),
-            false => Err(session_lookup::ended(&self.context.store, &self.tenant, id).await),
+            false => Err(lookup::ended(&self.context.store, &self.tenant, id).await),
         }
     }
 
     pub(super) fn client(&self, holder: &SessionHolder) -> Result<Client, ApiError> {
-        let transport = self.context.dispatch.transport(&holder.address);
-        transport.map(WorkerFileServiceClient::new).map_err(ApiError::unavailable)
+        self.transport(holder).map(FileServiceClient::new)
+    }
+
+    fn transport(&self, holder: &SessionHolder) -> Result<WorkerTransport, ApiError> {
+        self.context.worker_calls.transport(&holder.address).map_err(ApiError::unavailable)
     }
 
     /// Converts a worker's status: an error that it reported, or a worker that cannot be reached.
     pub(super) fn failure(&self, holder: &SessionHolder, status: &Status) -> ApiError {
-        if let Some(error) = error::from_status(status) {
-            return error.into();
+        if let Some(error) = ApiError::from_worker(status) {
+            return error;
         }
-        self.context.dispatch.forget_channel(&holder.address);
+        self.context.worker_calls.forget_channel(&holder.address);
         ApiError::unavailable(format_args!("file call to worker {} failed: {status}", holder.address))
     }
+}
+
+/// Whether a worker reports that it does not hold the session; another worker may.
+fn is_not_held(error: ApiError) -> bool {
+    error.reason() == Reason::Unavailable
 }
 
 /// Retries with a backoff until a timeout.

@@ -2,59 +2,25 @@
 //! refused; here they are recorded, at most once a minute for each session, so that no caller can fill
 //! the database with them.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
-};
+use std::time::Instant;
 
 use codelia_policy::{EscapeResponse, Severity};
-use codelia_store::{Caller, EventBody, EventKind, EventSubject, RecentMap, SessionRef};
+use codelia_store::{Caller, EventBody, EventKind, EventSubject, SessionRef};
 use codelia_telemetry::metrics;
 use codelia_types::SessionId;
 use serde_json::{Value, json};
 
-use crate::{context::Context, status::ApiError};
+use crate::{context::Context, error::ApiError};
 
-/// Between two records of a session.
-const INTERVAL: Duration = Duration::from_secs(60);
-/// Sessions to remember.
-const CAPACITY: usize = 4096;
 /// Bytes of a path that are recorded.
 const MAX_PATH: usize = 256;
 const TYPE: &str = "FILESYSTEM";
 const SEVERITY: Severity = Severity::High;
 
-/// When sessions were recorded lately.
-#[derive(Debug)]
-pub(crate) struct Traversals(Mutex<RecentMap<SessionId, Instant>>);
-
-impl Default for Traversals {
-    fn default() -> Self {
-        Self(Mutex::new(RecentMap::new(CAPACITY)))
-    }
-}
-
-impl Traversals {
-    /// Whether a session may be recorded now.
-    fn is_due(&self, session: SessionId, now: Instant) -> bool {
-        let mut recorded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if recorded.get(&session).is_some_and(|at| now.duration_since(*at) < INTERVAL) {
-            return false;
-        }
-        recorded.insert(session, now);
-        true
-    }
-
-    /// A record that could not be stored does not count.
-    fn forget(&self, session: SessionId) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&session);
-    }
-}
-
 /// Carries out the configured response to a file call that names a path outside the workspace of a
 /// session. A failure of the store is logged: the call is refused in any case.
 pub(super) async fn report(context: &Context, caller: &Caller, session: &SessionRef, path: &str) {
-    metrics().escape_indicator(TYPE, SEVERITY.as_str());
+    metrics().escape.indicator(TYPE, SEVERITY.as_str());
     let response = context.options.escape.response(SEVERITY);
     if response.is_none() {
         return;
@@ -89,11 +55,11 @@ async fn record(
         ..EventSubject::default()
     };
     let event = |kind, detail| EventBody { kind, field: None, detail };
-    let detail = detail(path, response, context.options.escape.webhook);
+    let detail = detail(path, response, context.options.escape.webhook_url().is_some());
     let quarantined = json!({ "reason": detail["reason"] });
-    store.event_insert(&subject, &event(EventKind::EscapeAttempt, detail)).await?;
+    store.audit_insert(&subject, &event(EventKind::EscapeAttempt, detail)).await?;
     if response.quarantine_session {
-        store.event_insert(&subject, &event(EventKind::SessionQuarantined, quarantined)).await?;
+        store.audit_insert(&subject, &event(EventKind::SessionQuarantined, quarantined)).await?;
         store.session_cancel_runs(&caller.tenant, session).await?;
     }
     Ok(())
@@ -123,17 +89,6 @@ fn detail(path: &str, response: EscapeResponse, has_webhook: bool) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn session_is_recorded_once_a_minute() {
-        let (traversals, now) = (Traversals::default(), Instant::now());
-        let (one, other) = (SessionId::generate(), SessionId::generate());
-        assert!(traversals.is_due(one, now) && traversals.is_due(other, now));
-        assert!(!traversals.is_due(one, now + Duration::from_secs(59)));
-        assert!(traversals.is_due(one, now + INTERVAL));
-        traversals.forget(other);
-        assert!(traversals.is_due(other, now));
-    }
 
     #[test]
     fn recorded_path_is_bounded() {

@@ -2,24 +2,20 @@
 
 use std::time::Duration;
 
-use codelia_proto::{
-    internal::v1::{self as wire, FileRefusalReason as Cause},
-    v1,
-};
+use codelia_proto::v1;
 use codelia_store::{SessionRef, SessionState};
 use codelia_telemetry::task;
-use codelia_types::SessionId;
+use codelia_types::{Reason, SessionId};
 use futures::Stream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-use super::{error, route::SessionRoute};
-use crate::{
-    request::Deadline,
-    session_lookup,
-    status::{ApiError, FileError},
+use super::{
+    route::SessionRoute,
+    transfer::{broken, stalled},
 };
+use crate::{error::ApiError, server::request::Deadline, sessions::lookup};
 
 /// Messages buffered for the caller.
 const BUFFER: usize = 2;
@@ -31,7 +27,8 @@ type Messages = mpsc::Sender<Result<v1::WatchFilesResponse, Status>>;
 /// Sends events until the session ends, the caller disconnects, its deadline passes or the server stops.
 pub(super) fn send(
     route: SessionRoute,
-    (session, events): (SessionId, Streaming<wire::WatchFilesResponse>),
+    session: SessionId,
+    events: Streaming<v1::WatchFilesResponse>,
     deadline: Deadline,
 ) -> impl Stream<Item = Result<v1::WatchFilesResponse, Status>> + Send {
     let (sender, receiver) = mpsc::channel(BUFFER);
@@ -39,8 +36,8 @@ pub(super) fn send(
         let ended = tokio::select! {
             ended = forward(events, &sender) => ended,
             () = sender.closed() => Ok(()),
-            () = deadline.passed() => Err(ApiError::DeadlineExceeded),
-            () = route.context.stop_streams.cancelled() => Err(ApiError::ShuttingDown),
+            () = deadline.passed() => Err(ApiError::deadline_exceeded()),
+            () = route.context.stop_streams.cancelled() => Err(ApiError::shutting_down()),
         };
         if let Err(error) = ended
             && !is_end(&route, session, &error).await
@@ -52,18 +49,13 @@ pub(super) fn send(
     ReceiverStream::new(receiver)
 }
 
-async fn forward(mut events: Streaming<wire::WatchFilesResponse>, sender: &Messages) -> Result<(), ApiError> {
-    let broken = |status: Status| match error::from_status(&status) {
-        Some(error) => error.into(),
-        None => ApiError::unavailable(format_args!("file stream of the worker broke: {status}")),
-    };
+async fn forward(mut events: Streaming<v1::WatchFilesResponse>, sender: &Messages) -> Result<(), ApiError> {
     while let Some(message) = events.message().await.map_err(broken)? {
-        let message = message.response.ok_or_else(|| ApiError::internal("worker sent an empty message"))?;
         match sender.send_timeout(Ok(message), STALL_TIMEOUT).await {
             Ok(()) => {}
             Err(mpsc::error::SendTimeoutError::Closed(_)) => return Ok(()),
             Err(mpsc::error::SendTimeoutError::Timeout(_)) => {
-                return Err(FileError::new(Cause::Stalled, "").into());
+                return Err(stalled());
             }
         }
     }
@@ -72,10 +64,9 @@ async fn forward(mut events: Streaming<wire::WatchFilesResponse>, sender: &Messa
 
 /// Whether the worker gave the watch up because the session has ended.
 async fn is_end(route: &SessionRoute, session: SessionId, error: &ApiError) -> bool {
-    let is_not_held = matches!(error, ApiError::File(error) if error.is_not_held());
-    if !is_not_held {
+    if error.reason() != Reason::Unavailable {
         return false;
     }
-    let found = session_lookup::find(&route.context.store, &route.tenant, &SessionRef::Id(session)).await;
+    let found = lookup::find(&route.context.store, &route.tenant, &SessionRef::Id(session)).await;
     found.is_ok_and(|session| session.state == SessionState::Ended)
 }

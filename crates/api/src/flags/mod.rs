@@ -1,6 +1,7 @@
 //! `FlagService`: operators set mode flags and roll them back. `rules` keeps the rules that new
-//! sessions are held to, `request` reads a rule, `to_proto` shows one.
+//! sessions are held to, `follow` reads them again, `request` reads a rule, `to_proto` shows one.
 
+mod follow;
 mod request;
 mod rules;
 mod to_proto;
@@ -9,19 +10,18 @@ use std::sync::Arc;
 
 use codelia_policy::FlagRule;
 use codelia_proto::v1::{self, flag_service_server::FlagService};
-use codelia_store::{Caller, FlagRollback, NewFlagRevision, RolledBack, Scope};
+use codelia_store::{Caller, FlagRollback, MAX_FLAGS, NewFlagRevision, RolledBack, Scope};
 use codelia_telemetry::metrics;
-use codelia_types::FlagId;
+use codelia_types::{FlagId, Mode, Reason};
 use tonic::{Request, Response, Status};
 
-pub(crate) use self::rules::{FlagRules, follow};
+pub(crate) use self::{follow::follow, rules::FlagRules};
 use crate::{
+    admission::mode_not_allowed,
     auth,
     context::Context,
-    paging::Page,
-    resource_name,
-    status::{ApiError, FlagError},
-    validate,
+    error::ApiError,
+    wire::{paging::Page, resource_name, validate},
 };
 
 /// The service.
@@ -34,6 +34,25 @@ fn flag_not_found(id: &FlagId) -> ApiError {
     ApiError::not_found("flag", id)
 }
 
+fn too_many() -> ApiError {
+    let message = format!("the installation has {MAX_FLAGS} flags; use one again that is off");
+    ApiError::new(Reason::TooManyFlags, message)
+}
+
+fn is_off(id: &FlagId) -> ApiError {
+    let message = format!("flag {id} is off: nothing to roll back; name a revision to restore it");
+    ApiError::new(Reason::FlagOff, message)
+}
+
+/// No live worker can serve the mode of a rule.
+fn mode_unserved(mode: Mode) -> ApiError {
+    let message = format!(
+        "rule.mode: no live worker can serve {mode}; start one (`codelia doctor` says what the mode needs), \
+         or set `force`"
+    );
+    ApiError::new(Reason::ModeUnavailable, message).with("field", "rule.mode").with("mode", mode)
+}
+
 impl Flags {
     async fn set(&self, caller: &Caller, wire: v1::SetFlagRequest) -> Result<v1::Flag, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
@@ -43,7 +62,7 @@ impl Flags {
         self.check(&rule, wire.force).await?;
         let store = &self.context.store;
         let new = NewFlagRevision { id: &id, rule: &rule, reason: &reason, key: caller.key };
-        let flag = store.flag_set(new).await?.ok_or(ApiError::Flag(FlagError::TooMany))?;
+        let flag = store.flag_set(new).await?.ok_or_else(too_many)?;
         self.context.flags.refresh(store).await?;
         Ok(to_proto::flag(flag))
     }
@@ -58,13 +77,13 @@ impl Flags {
             return Err(ApiError::not_found("tenant", tenant));
         }
         let Some(mode) = rule.mode else { return Ok(()) };
-        if mode == codelia_types::Mode::Logical && !options.allow_logical {
-            return Err(ApiError::ModeNotAllowed { mode });
+        if mode == Mode::Logical && !options.allow_logical {
+            return Err(mode_not_allowed(mode));
         }
         if force || store.worker_has_mode(mode).await? {
             return Ok(());
         }
-        Err(ApiError::Flag(FlagError::ModeUnavailable { mode }))
+        Err(mode_unserved(mode))
     }
 
     async fn get(&self, caller: &Caller, name: &str) -> Result<v1::Flag, ApiError> {
@@ -119,13 +138,13 @@ impl Flags {
         let flag = match store.flag_roll_back(rollback).await? {
             RolledBack::Done(flag) => flag,
             RolledBack::NotFound => return Err(flag_not_found(&id)),
-            RolledBack::IsOff => return Err(ApiError::Flag(FlagError::IsOff { id })),
+            RolledBack::IsOff => return Err(is_off(&id)),
             RolledBack::NoRevision => {
                 let message = "unknown; ListFlagHistory has those that are kept";
                 return Err(ApiError::invalid("revision", message));
             }
         };
-        metrics().flag_rolled_back(id.as_str(), "operator");
+        metrics().flags.rolled_back(id.as_str(), "operator");
         self.context.flags.refresh(store).await?;
         Ok(to_proto::flag(*flag))
     }

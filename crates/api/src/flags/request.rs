@@ -7,9 +7,11 @@ use codelia_proto::v1;
 use codelia_store::Caller;
 
 use crate::{
-    resource_name::{self, TenantName},
-    status::ApiError,
-    validate,
+    error::ApiError,
+    wire::{
+        resource_name::{self, TenantName},
+        validate,
+    },
 };
 
 /// Sessions, runs or setups before a limit is judged, unless the guard says otherwise.

@@ -1,23 +1,18 @@
-//! The rules of mode flags that are in force, in memory: creating a session reads nothing for them. A
-//! loop reads them again when their version has changed.
+//! The rules of mode flags that are in force, in memory: creating a session reads nothing for them.
+//! [`super::follow()`] reads them again when their version has changed.
 
 use std::{
     collections::BTreeSet,
     sync::{Arc, RwLock},
-    time::Duration,
 };
 
 use codelia_policy::{FlagChoice, FlagRef, FlagSubject, Flags, IsolationLevel};
 use codelia_store::{Error, FlagTally, SessionSpec, Store};
-use codelia_telemetry::{backoff::jittered, metrics};
+use codelia_telemetry::metrics;
 use codelia_types::Mode;
-use tokio::{sync::Mutex, time::sleep};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::Mutex;
 
-use crate::{context::Context, status::ApiError};
-
-/// Between two looks at the version. Every api follows a change within two seconds.
-const INTERVAL: Duration = Duration::from_millis(500);
+use crate::error::ApiError;
 
 /// The rules in force, and what happened under them.
 #[derive(Debug, Default)]
@@ -54,14 +49,14 @@ impl FlagRules {
     pub(crate) fn created(&self, spec: &SessionSpec) {
         let Some(flag) = &spec.flags.mode else { return };
         self.tally.count(flag, |numbers| numbers.sessions += 1);
-        metrics().flag_session(flag.id.as_str(), spec.mode.as_str());
+        metrics().flags.session(flag.id.as_str(), spec.mode.as_str());
     }
 
     /// Counts a session that was refused because of a flag.
     pub(crate) fn refused(&self, flag: Option<&FlagRef>) {
         let Some(flag) = flag else { return };
         self.tally.count(flag, |numbers| numbers.refused_sessions += 1);
-        metrics().flag_session_refused(flag.id.as_str());
+        metrics().flags.session_refused(flag.id.as_str());
     }
 
     /// Reads the rules, if they have changed.
@@ -77,6 +72,13 @@ impl FlagRules {
         Ok(())
     }
 
+    /// Stores what was counted.
+    pub(super) async fn store_counts(&self, store: &Store) {
+        if let Err(error) = self.tally.flush(store).await {
+            tracing::warn!(%error, "cannot store what happened under mode flags, retrying");
+        }
+    }
+
     fn current(&self) -> Option<Arc<Snapshot>> {
         self.current.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
@@ -88,40 +90,9 @@ fn report(before: Option<&Flags>, now: &Flags) {
         flags.iter().map(|(flag, rule)| (flag.id.to_string(), rule.mode.map_or("", Mode::as_str))).collect()
     };
     for (flag, mode) in before.map(labels).unwrap_or_default() {
-        metrics().flag_percent(&flag, mode, 0);
+        metrics().flags.percent(&flag, mode, 0);
     }
     for (flag, rule) in now.iter() {
-        metrics().flag_percent(flag.id.as_str(), rule.mode.map_or("", Mode::as_str), rule.percent);
-    }
-}
-
-/// Follows changes and stores what was counted, until it is dropped.
-pub(crate) async fn follow(context: Arc<Context>, shutdown: CancellationToken) {
-    let Context { store, flags, .. } = &*context;
-    let watch = async {
-        loop {
-            if let Err(error) = flags.refresh(store).await {
-                tracing::warn!(%error, "cannot read mode flags, keeping the last ones");
-            }
-            sleep(jittered(INTERVAL)).await;
-        }
-    };
-    let count = async {
-        loop {
-            sleep(jittered(FlagTally::INTERVAL)).await;
-            store_counts(store, flags).await;
-        }
-    };
-    shutdown.run_until_cancelled(async { tokio::join!(watch, count) }).await;
-    // Calls that are open may still create sessions.
-    loop {
-        store_counts(store, flags).await;
-        sleep(FlagTally::INTERVAL).await;
-    }
-}
-
-async fn store_counts(store: &Store, flags: &FlagRules) {
-    if let Err(error) = flags.tally.flush(store).await {
-        tracing::warn!(%error, "cannot store what happened under mode flags, retrying");
+        metrics().flags.percent(flag.id.as_str(), rule.mode.map_or("", Mode::as_str), rule.percent);
     }
 }

@@ -1,5 +1,8 @@
 //! `RunService`: starts runs, hands them to workers, shows and cancels them.
 
+pub(crate) mod cancel;
+pub(crate) mod held_changes;
+pub(crate) mod live_usage;
 mod start;
 
 use std::{pin::Pin, sync::Arc};
@@ -7,7 +10,7 @@ use std::{pin::Pin, sync::Arc};
 use codelia_proto::v1::{self, run_service_server::RunService};
 use codelia_store::{Caller, Run, RunFilter, RunState, Scope, SessionRef};
 use codelia_telemetry::task;
-use codelia_types::{RunId, SessionId};
+use codelia_types::{Reason, RunId, SessionId};
 use futures::{Stream, StreamExt};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tonic::{Request, Response, Status, Streaming};
@@ -15,21 +18,21 @@ use tonic::{Request, Response, Status, Streaming};
 use self::start::{NextStep, RecordedRun};
 use crate::{
     auth::{self, AdmittedCaller},
-    cancel::{cancel_run, cancellation},
-    changes,
     context::Context,
-    dispatch::Push,
-    live_usage,
-    paging::Page,
-    request::Deadline,
-    resource_name::{self, RunName, SessionSelector},
-    run_stream::{
+    error::ApiError,
+    server::request::Deadline,
+    sessions::lookup,
+    stream::{
         self, EVENT_BUFFER, EventStreamer, ExecInput, ExecOpening, ExecStream, read_opening, response_events,
     },
-    session_lookup,
-    status::ApiError,
-    to_proto, validate,
+    wire::{
+        paging::Page,
+        resource_name::{self, RunName, SessionSelector},
+        to_proto, validate,
+    },
+    workers::Push,
 };
+use cancel::{cancel_run, cancellation};
 
 /// The service.
 #[derive(Debug)]
@@ -37,15 +40,19 @@ pub(crate) struct Runs {
     pub(crate) context: Arc<Context>,
 }
 
+fn not_running() -> ApiError {
+    ApiError::new(Reason::RunNotRunning, "the run is not running: it is queued or has ended")
+}
+
 impl Runs {
     fn push(&self, run: &Run, push: Push) -> JoinHandle<()> {
         let (context, run) = (self.context.clone(), run.clone());
-        task::background("push", async move { context.dispatch.push(&run, push).await })
+        task::background("push", async move { context.worker_calls.push(&run, push).await })
     }
 
     fn offer(&self, run: &Run) -> JoinHandle<()> {
         let (context, session, mode) = (self.context.clone(), run.session, run.spec.mode);
-        task::background("offer", async move { drop(context.dispatch.offer(session, mode).await) })
+        task::background("offer", async move { drop(context.worker_calls.offer(session, mode).await) })
     }
 
     /// Finds a run, which must belong to the session in its name.
@@ -89,7 +96,7 @@ impl Runs {
         };
         if let SessionSelector::One(session) = sessions {
             let Some(id) = self.session_id(caller, &session).await? else {
-                return Err(session_lookup::missing(&self.context.store, &caller.tenant, &session).await);
+                return Err(lookup::missing(&self.context.store, &caller.tenant, &session).await);
             };
             filter.session = Some(id);
         }
@@ -119,19 +126,19 @@ impl Runs {
         let signal = validate::signal(wire.signal)?;
         let run = self.find(caller, name).await?;
         let (RunState::Running, Some(address)) = (run.state, &run.worker_address) else {
-            return Err(ApiError::RunNotRunning);
+            return Err(not_running());
         };
-        let known = self.context.dispatch.signal(address, run.id, signal).await;
+        let known = self.context.worker_calls.signal(address, run.id, signal).await;
         match known.map_err(|error| ApiError::unavailable(format!("signal at {address}: {error}")))? {
             true => Ok(run),
-            false => Err(ApiError::RunNotRunning),
+            false => Err(not_running()),
         }
     }
 
     /// Applies or drops the changes of a run that wait for a decision.
     async fn decide_changes(&self, caller: &Caller, name: &str, apply: bool) -> Result<v1::Run, ApiError> {
         let run = self.find(caller, resource_name::run("name", name)?).await?;
-        let run = changes::decide(&self.context, caller, run, apply).await?;
+        let run = held_changes::decide(&self.context, caller, run, apply).await?;
         Ok(shown(caller, &run, to_proto::run(&run)))
     }
 
@@ -230,7 +237,7 @@ impl RunService for Runs {
         let streamer = EventStreamer::new(self.context.clone(), caller.tenant, position, events)
             .for_operator(is_operator)
             .stored_only(stored_only);
-        task::background("watch", run_stream::watch(streamer, run, deadline));
+        task::background("watch", stream::watch(streamer, run, deadline));
         let events = response_events(receiver).await;
         let events = events.map(|event| event.map(|event| v1::WatchRunResponse { event: Some(event) }));
         Ok(Response::new(Box::pin(events)))

@@ -16,16 +16,15 @@ use crate::{
         RunRequest,
         approval::{approval_needed, may_ask},
         check_available,
+        rules::Rules,
     },
     audit,
     auth::AdmittedCaller,
     context::Context,
-    dispatch::Push,
-    rules::Rules,
-    session_lookup,
-    sessions::{CreatedSession, Sessions},
-    status::ApiError,
-    validate,
+    error::ApiError,
+    sessions::{CreatedSession, Sessions, lookup},
+    wire::validate,
+    workers::Push,
 };
 
 /// A run that was recorded by this request or an earlier one with the same idempotency key.
@@ -95,23 +94,8 @@ impl Runs {
         wire: v1::StartRunRequest,
         ends_with_caller: bool,
     ) -> Result<(Caller, RecordedRun), ApiError> {
-        let unchecked = match admitted.unchecked_version() {
-            Some(version) => {
-                let caller = &admitted.caller;
-                Some(self.create_session(caller, wire.clone(), ends_with_caller, Some(version)).await)
-            }
-            None => None,
-        };
-        let (caller, (created, request)) = match unchecked {
-            Some(Ok(created)) => (admitted.caller.clone(), created),
-            // The session may have been created.
-            Some(Err(error)) if !error.is_refusal() => return Err(error),
-            Some(Err(_)) | None => {
-                let caller = admitted.check().await?;
-                let created = self.create_session(&caller, wire, ends_with_caller, None).await?;
-                (caller, created)
-            }
-        };
+        let caller = admitted.check().await?;
+        let (created, request) = self.create_session(&caller, wire, ends_with_caller).await?;
         let recorded = self.start(&caller, request).await;
         if created.is_new && recorded.as_ref().is_err_and(ApiError::is_refusal) {
             self.sessions().close_refused(&caller, created.session.id).await;
@@ -125,7 +109,6 @@ impl Runs {
         caller: &Caller,
         mut wire: v1::StartRunRequest,
         ends_with_caller: bool,
-        key_version: Option<KeyVersion>,
     ) -> Result<(CreatedSession, RunRequest), ApiError> {
         let (sessions, within) = (self.sessions(), |error: ApiError| error.within("new_session"));
         let mut new_session = wire.new_session.take().unwrap_or_default();
@@ -140,7 +123,7 @@ impl Runs {
         if session.idempotency_key.is_none() {
             session.idempotency_key.clone_from(&request.idempotency_key);
         }
-        let created = sessions.create(caller, session, key_version).await.map_err(within)?;
+        let created = sessions.create(caller, session).await.map_err(within)?;
         request.session = SessionRef::Id(created.session.id);
         Ok((created, request))
     }
@@ -169,7 +152,7 @@ impl Runs {
         let begun = Instant::now();
         let name = request.session.clone();
         let Some((session, session_spec)) = session_cache.get(store, &caller.tenant, &name).await? else {
-            return Err(session_lookup::missing(store, &caller.tenant, &name).await);
+            return Err(lookup::missing(store, &caller.tenant, &name).await);
         };
         if let Some(tool) = &request.tool {
             request.declared = Some(tools.get(store, caller, tool).await?);
@@ -205,7 +188,7 @@ impl Runs {
             spec: &spec,
             labels: &request.labels,
             retries: request.retries,
-            queue_timeout: request.queue_timeout.unwrap_or(options.timeouts.queue),
+            queue_timeout: request.queue_timeout.unwrap_or(options.limits.timeouts.queue),
             idempotency: key.zip(hash.as_ref().map(<[_; 32]>::as_slice)),
             secret_env: secret_env.as_ref(),
             check_quotas: run_quota.must_count(&caller.tenant, [concurrent_runs, queued_runs]),
@@ -230,16 +213,13 @@ impl Runs {
                 Ok(RecordedRun { run: *run, next })
             }
             RunAdmission::Existing(run) => Ok(RecordedRun { run: *run, next: NextStep::Nothing }),
-            RunAdmission::KeyReused => Err(ApiError::IdempotencyKeyReused),
-            RunAdmission::KeyChanged => Err(ApiError::Unauthenticated),
-            RunAdmission::NoSession => Err(session_lookup::missing(store, &caller.tenant, &name).await),
-            RunAdmission::SessionEnded => Err(session_lookup::ended(store, &caller.tenant, session).await),
-            RunAdmission::SessionDataLost => Err(ApiError::SessionDataLost),
-            RunAdmission::WorkerLacks => Err(ApiError::WorkerOutdated),
-            RunAdmission::SessionQuarantined(reason) => {
-                Err(ApiError::SessionQuarantined { id: session, reason })
-            }
-            RunAdmission::OverQuota(quota) => Err(ApiError::QuotaExceeded { quota }),
+            RunAdmission::KeyReused => Err(ApiError::idempotency_key_reused()),
+            RunAdmission::KeyChanged => Err(ApiError::unauthenticated()),
+            RunAdmission::NoSession => Err(lookup::missing(store, &caller.tenant, &name).await),
+            RunAdmission::SessionEnded => Err(lookup::ended(store, &caller.tenant, session).await),
+            RunAdmission::SessionDataLost => Err(ApiError::session_data_lost()),
+            RunAdmission::SessionQuarantined(reason) => Err(ApiError::session_quarantined(session, &reason)),
+            RunAdmission::OverQuota(quota) => Err(ApiError::quota_exceeded(quota)),
         }
     }
 
@@ -265,7 +245,7 @@ impl Runs {
             port: *port,
             message: need.message,
             requested_by: caller.key,
-            timeout: options.timeouts.approval,
+            timeout: options.limits.timeouts.approval,
         }))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use codelia_store::{Caller, RecentMap, Store, Tool};
 use codelia_types::{TenantId, ToolId};
 
-use crate::status::ApiError;
+use crate::error::ApiError;
 
 /// Tools to remember.
 const CAPACITY: usize = 1024;

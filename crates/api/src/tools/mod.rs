@@ -10,19 +10,21 @@ use codelia_proto::{
     timestamp_to_proto,
     v1::{self, tool_service_server::ToolService},
 };
-use codelia_store::{Caller, Scope, Tool, ToolChange, ToolChanged};
-use codelia_types::{TenantId, ToolId};
+use codelia_store::{Caller, MAX_TOOLS, Scope, Tool, ToolChange, ToolChanged, ToolNotChanged};
+use codelia_types::{Reason, TenantId, ToolId};
 use tonic::{Request, Response, Status};
 
 pub(crate) use self::cache::ToolCache;
 use crate::{
+    admission::{of_tool, rules::Rules, tool_quarantined},
     auth,
     context::Context,
-    paging::Page,
-    resource_name::{self, TenantName},
-    rules::Rules,
-    status::ApiError,
-    validate,
+    error::ApiError,
+    wire::{
+        paging::Page,
+        resource_name::{self, TenantName},
+        validate,
+    },
 };
 
 /// The service.
@@ -48,8 +50,30 @@ fn target(caller: &Caller, name: &str) -> Result<(TenantId, ToolId), ApiError> {
     }
 }
 
+fn not_changed(id: &ToolId, why: ToolNotChanged) -> ApiError {
+    match why {
+        ToolNotChanged::NotFound => ApiError::not_found("tool", id),
+        ToolNotChanged::Version(version) => {
+            let message = match version {
+                0 => format!("expected_version: tool {id} does not exist; leave it out, or expect 0"),
+                _ => format!("tool {id} has version {version} now; read it and repeat the call"),
+            };
+            of_tool(Reason::ToolChanged, message, id)
+        }
+        ToolNotChanged::TooMany => ApiError::new(
+            Reason::TooManyTools,
+            format!("the tenant has {MAX_TOOLS} tools; delete one that is not used"),
+        ),
+        ToolNotChanged::Quarantined(reason) => tool_quarantined(id, &reason),
+        ToolNotChanged::Level(level) => ApiError::invalid(
+            "level",
+            format!("the tool declares {level}; approve that, or LEVEL_2 to withdraw the approval"),
+        ),
+    }
+}
+
 fn changed(id: &ToolId, result: ToolChanged) -> Result<v1::Tool, ApiError> {
-    result.map(|tool| to_proto(&tool)).map_err(|why| ApiError::tool_not_changed(id, why))
+    result.map(|tool| to_proto(&tool)).map_err(|why| not_changed(id, why))
 }
 
 impl Tools {
@@ -96,7 +120,7 @@ impl Tools {
         let (tenant, id) = target(caller, name)?;
         let change = ToolChange { tenant: &tenant, id: &id, key: caller.key };
         let deleted = self.context.store.tool_delete(change).await?;
-        deleted.map_err(|why| ApiError::tool_not_changed(&id, why))
+        deleted.map_err(|why| not_changed(&id, why))
     }
 
     async fn approve(

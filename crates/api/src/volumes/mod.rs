@@ -9,12 +9,20 @@ use codelia_proto::{
     duration_to_proto, timestamp_to_proto,
     v1::{self, volume_service_server::VolumeService},
 };
-use codelia_store::{Caller, MAX_VOLUMES_BYTES, NewVolume, Volume};
-use codelia_types::VolumeName;
+use codelia_store::{
+    Caller, MAX_VOLUMES, MAX_VOLUMES_BYTES, NewVolume, Volume, VolumeNotCreated, VolumeNotDeleted,
+};
+use codelia_types::{Reason, VolumeName};
 use tonic::{Request, Response, Status};
 
+use self::mount::in_use;
 pub(crate) use self::mount::{mount, within_session};
-use crate::{auth, context::Context, paging::Page, resource_name, status::ApiError, validate};
+use crate::{
+    auth,
+    context::Context,
+    error::ApiError,
+    wire::{paging::Page, resource_name, validate},
+};
 
 const DEFAULT_BYTES: i64 = 5 << 30;
 const MIN_BYTES: i64 = 1 << 20;
@@ -44,7 +52,7 @@ impl Volumes {
             key: caller.key,
         };
         let created = self.context.store.volume_create(new).await?;
-        created.map(|volume| to_proto(&volume)).map_err(|why| ApiError::volume_not_created(&name, why))
+        created.map(|volume| to_proto(&volume)).map_err(|why| not_created(&name, why))
     }
 
     async fn get(&self, caller: &Caller, name: &str) -> Result<v1::Volume, ApiError> {
@@ -71,7 +79,36 @@ impl Volumes {
     async fn delete(&self, caller: &Caller, name: &str) -> Result<(), ApiError> {
         let name = resource_name::volume("name", name)?;
         let deleted = self.context.store.volume_delete(&caller.tenant, &name, caller.key).await?;
-        deleted.map_err(|why| ApiError::volume_not_deleted(&name, why))
+        deleted.map_err(|why| not_deleted(&name, why))
+    }
+}
+
+fn not_created(name: &VolumeName, why: VolumeNotCreated) -> ApiError {
+    match why {
+        VolumeNotCreated::Exists => {
+            let message = format!("volume_id: volume {name} exists; choose another name");
+            ApiError::new(Reason::VolumeExists, message).with("field", "volume_id").with("volume", name)
+        }
+        VolumeNotCreated::TooMany => {
+            let message = format!(
+                "quota `volumes` reached: the tenant has {MAX_VOLUMES}; delete one that is not used \
+                 (codelia volume rm)"
+            );
+            ApiError::new(Reason::TooManyVolumes, message).of_quota("volumes")
+        }
+        VolumeNotCreated::NoTenant => ApiError::tenant_deleted(),
+    }
+}
+
+fn not_deleted(name: &VolumeName, why: VolumeNotDeleted) -> ApiError {
+    match why {
+        VolumeNotDeleted::NotFound => ApiError::not_found("volume", name),
+        VolumeNotDeleted::InUse(session) => {
+            let name = name.as_str();
+            let message =
+                format!("session {session} mounts volume {name:?}; close it first (codelia session close)");
+            in_use(message, name, session).with("field", "name")
+        }
     }
 }
 

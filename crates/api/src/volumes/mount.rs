@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use codelia_policy::{Policy, VolumeMount};
 use codelia_store::{SessionVolumes, Store, VolumesMounted};
+use codelia_types::{Reason, SessionId};
 use tokio::time::{Instant, sleep};
 
-use crate::status::{ApiError, VolumeError};
+use crate::error::ApiError;
 
 const FIELD: &str = "policy.filesystem.volumes";
 /// How long a new session waits for the removal of one that wrote to the same volume and has ended.
@@ -49,10 +50,19 @@ fn refusal(volumes: &[VolumeMount], refused: VolumesMounted) -> ApiError {
             ),
         ),
         VolumesMounted::InUse { name, session, .. } => {
-            ApiError::Volume(VolumeError::InUse { name, session, is_writer: true })
+            let message = format!(
+                "{FIELD}: session {session} writes to volume {name:?}; close it, or mount the volume with \
+                 mode copy or read_only"
+            );
+            in_use(message, &name, session).with("field", FIELD)
         }
         VolumesMounted::Mounted => ApiError::internal("the volumes are mounted"),
     }
+}
+
+/// A session mounts the volume, or writes to it.
+pub(super) fn in_use(message: String, volume: &str, session: SessionId) -> ApiError {
+    ApiError::new(Reason::VolumeInUse, message).with("volume", volume).with("session", session)
 }
 
 /// The policy of a run with only volumes of its session. One that the run requests and the session does not

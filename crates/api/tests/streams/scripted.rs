@@ -5,8 +5,8 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use codelia_api::{Options, Service};
-use codelia_policy::{Ceilings, IsolationLevel, Limits};
+use codelia_api::{ApiOptions, ApprovalOptions, LimitOptions, Options, Service};
+use codelia_policy::IsolationLevel;
 use codelia_proto::{
     internal::v1::{
         self as wire, attach_run_request, attach_run_response,
@@ -18,8 +18,8 @@ use codelia_store::{NewKey, NewWorker, OutputChunk, OutputStream, Quotas, RunCom
 use codelia_telemetry::task;
 use codelia_tests::{Client, Database, Scratch, within};
 use codelia_types::{
-    EndedRun, Incarnation, KeyId, LeaseToken, Mode, Outcome, Receipt, RunId, RunResult, SessionId, TenantId,
-    Usage, WorkerId,
+    ByteSize, CommittedRun, Cores, Incarnation, KeyId, LeaseToken, Mode, Outcome, Receipt, RunId, RunResult,
+    SessionId, TenantId, Usage, WorkerId,
 };
 use tokio::{
     net::UnixListener,
@@ -61,13 +61,14 @@ pub(crate) struct Attached {
     requests: Streaming<wire::AttachRunRequest>,
     responses: Option<Responses>,
     /// The committed result.
-    ended: Option<EndedRun>,
+    committed: Option<CommittedRun>,
     worker: Arc<WorkerState>,
 }
 
 impl Attached {
     fn committed(&self) -> wire::Committed {
-        wire::Committed { ended: self.ended.as_ref().map(Into::into) }
+        let ended = self.committed.as_ref().map(|it| serde_json::to_vec(it).expect("result is encoded"));
+        wire::Committed { ended: ended.unwrap_or_default() }
     }
 
     /// Plays these steps.
@@ -84,7 +85,7 @@ impl Attached {
                     continue;
                 }
                 Step::Commit(position, text, outcome) => {
-                    self.ended = Some(self.worker.commit(self.run, position, text, outcome).await);
+                    self.committed = Some(self.worker.commit(self.run, position, text, outcome).await);
                     continue;
                 }
                 Step::Break => {
@@ -146,22 +147,17 @@ impl WorkerState {
         self.store.output_append(run, &self.lease(run).await, &chunks).await.expect("output is stored");
     }
 
-    async fn commit(&self, run: RunId, position: i64, text: &str, outcome: Outcome) -> EndedRun {
+    async fn commit(&self, run: RunId, position: i64, text: &str, outcome: Outcome) -> CommittedRun {
         let tail: Vec<OutputChunk> = (!text.is_empty()).then(|| chunk(position, text)).into_iter().collect();
+        let written = position + i64::try_from(text.len()).expect("length fits");
         let result = RunResult {
-            outcome,
-            usage: Usage::default(),
-            receipt: Receipt::default(),
-            sandbox_root: "/s".into(),
+            usage: Some(Usage::default()),
+            receipt: Some(Receipt::default()),
+            sandbox_root: Some("/s".into()),
             setup_time: Some(Duration::from_millis(1)),
-            prepared: false,
-            unenforced: Vec::new(),
-            watched: Vec::new(),
-            output_bytes: position + i64::try_from(text.len()).expect("length fits"),
-            output_truncated: false,
-            output_total: position + i64::try_from(text.len()).expect("length fits"),
-            violations: Default::default(),
-            changes: None,
+            output_bytes: written,
+            output_total: Some(written),
+            ..outcome.into()
         };
         let started_ago = Some(Duration::from_millis(1));
         let committed = RunCommit { result, started_ago, tail, events: Vec::new(), held_for: None };
@@ -223,7 +219,7 @@ impl WorkerService for ScriptedWorker {
             run: attach.run_id.parse().expect("a run id"),
             requests,
             responses: Some(responses),
-            ended: None,
+            committed: None,
             worker: self.0.clone(),
         };
         let (known, is_known) = oneshot::channel();
@@ -388,13 +384,19 @@ impl Api {
 }
 
 fn options() -> Options {
+    let limits = LimitOptions::default();
+    let limits = limits
+        .of_runs(ByteSize::mib(512), Cores::ONE, &ApprovalOptions::default())
+        .expect("the default limits");
     Options {
-        listen: ([127, 0, 0, 1], 0).into(),
+        api: ApiOptions {
+            listen: ([127, 0, 0, 1], 0).into(),
+            connection_window: ByteSize::mib(1),
+            ..ApiOptions::default()
+        },
         tls: None,
         internal_tls: None,
-        defaults: Limits::default(),
-        ceilings: Ceilings::default(),
-        timeouts: codelia_api::Timeouts::default(),
+        limits,
         policy: codelia_policy::Policy::installation(),
         profiles: codelia_policy::Profiles::default(),
         default_mode: Mode::Logical,
@@ -403,12 +405,9 @@ fn options() -> Options {
         max_session_ttl: Duration::from_secs(600),
         allow_logical: true,
         unisolated_tenant: None,
-        placement: codelia_api::Placement::default(),
         shutdown_grace: Duration::from_millis(100),
         secret_key: None,
-        connections: codelia_server::Limits::default(),
-        calls: codelia_api::CallLimits::default(),
-        cors_origins: codelia_api::CorsOrigins::None,
+        open_files: 1024,
         access_log: false,
         escape: codelia_policy::EscapeOptions::default(),
         webhook: None,

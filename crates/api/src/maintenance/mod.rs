@@ -1,7 +1,0 @@
-//! Loops that run next to the services: `sweep` does the periodic work of the installation,
-//! `health` reports whether the server can answer. Each pass reads the store again.
-
-mod health;
-mod sweep;
-
-pub(crate) use self::{health::HealthMonitor, sweep::sweep};
