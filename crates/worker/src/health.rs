@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    lease::{drain_state::DrainState, turns::Turns, worker_lease::LeaseHandle},
+    lease::{drain_state::DrainState, progress::Progress, worker_lease::LeaseHandle},
     worker::Worker,
 };
 
@@ -12,19 +12,23 @@ use crate::{
 pub struct Health {
     lease: LeaseHandle,
     drain: Arc<DrainState>,
-    turns: Arc<Turns>,
+    progress: Arc<Progress>,
 }
 
 impl Health {
     pub(crate) fn of(worker: &Worker) -> Self {
-        Self { lease: worker.lease.clone(), drain: worker.drain.clone(), turns: worker.turns.clone() }
+        Self {
+            lease: worker.core.lease.clone(),
+            drain: worker.core.drain.clone(),
+            progress: worker.progress.clone(),
+        }
     }
 
     /// Whether the lease keeper works. It does also while the database fails: to restart the worker
     /// would not help then.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        self.turns.are_recent()
+        self.progress.is_recent()
     }
 
     /// Whether the worker can take work: its lease is live and it does not drain.

@@ -12,20 +12,18 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Error,
-    lease::{keeper, registration::Registration},
-    sandbox::receipts::leave_rotation,
+    error::Error, lease::keeper, registration::Registration, sandbox::receipts::leave_rotation,
     worker::Worker,
 };
 
 /// The task that keeps the lease, on a thread of its own. Without it nothing may start or commit.
 pub(crate) const LEASE_KEEPER: &str = "lease keeper";
 
-/// How often the janitor sweeps.
+/// How often upkeep sweeps.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a worker looks for what killed workers left on its host; it reads every process.
 const LEFTOVERS_INTERVAL: Duration = Duration::from_secs(5);
-/// How often the janitor looks for directories that nothing needs.
+/// How often upkeep looks for directories that nothing needs.
 const PURGE_INTERVAL: Duration = Duration::from_secs(60);
 /// How often what sessions use is reported, if it changed.
 const USAGE_INTERVAL: Duration = Duration::from_secs(1);
@@ -40,28 +38,28 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
     start_keeper(worker, &tasks).await?;
     let w = worker.clone();
     tasks.critical("poll", async move {
-        repeat("poll", w.poll_interval, &w.wakeups.poll, || w.poller.run_once()).await;
+        repeat("poll", w.poll_interval, &w.core.wakeups.poll, || w.poller.run_once()).await;
     });
     let w = worker.clone();
-    tasks.critical("janitor", async move {
-        repeat("janitor", SWEEP_INTERVAL, &w.wakeups.janitor, || w.janitor.sweep()).await;
+    tasks.critical("upkeep", async move {
+        repeat("upkeep", SWEEP_INTERVAL, &w.core.wakeups.upkeep, || w.upkeep.sweep()).await;
     });
     let w = worker.clone();
     tasks.critical("leftovers", async move {
         loop {
-            w.janitor.backends.sweep().await;
+            w.core.backends.sweep().await;
             sleep(jittered(LEFTOVERS_INTERVAL)).await;
         }
     });
     let w = worker.clone();
     tasks.critical("volumes", async move {
-        repeat("volumes", LEFTOVERS_INTERVAL, &Notify::new(), || w.janitor.remove_volumes()).await;
+        repeat("volumes", LEFTOVERS_INTERVAL, &Notify::new(), || w.upkeep.remove_volumes()).await;
     });
     let w = worker.clone();
     tasks.critical("purge", async move {
-        repeat("purge", PURGE_INTERVAL, &Notify::new(), || w.janitor.purge()).await;
+        repeat("purge", PURGE_INTERVAL, &Notify::new(), || w.upkeep.purge()).await;
     });
-    let disk = worker.disk.clone();
+    let disk = worker.core.disk.clone();
     tasks.critical_thread("disk monitor", move || disk.monitor()).map_err(Error::Thread)?;
     let w = worker.clone();
     tasks.critical("upkeep", async move { upkeep(&w).await });
@@ -69,7 +67,7 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
     tasks.critical("rotation", async move { watch_receipts(&w).await });
     let w = worker.clone();
     tasks.critical("mode flags", async move {
-        repeat("mode flags", FlagTally::INTERVAL, &Notify::new(), || w.flags.flush(&w.store)).await;
+        repeat("mode flags", FlagTally::INTERVAL, &Notify::new(), || w.flags.flush(&w.core.store)).await;
     });
     let w = worker.clone();
     tasks.critical("disk usage", async move {
@@ -80,10 +78,9 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
         repeat("disk space", SPACE_INTERVAL, &Notify::new(), || w.disk_reporter.watch_space()).await;
     });
     let w = worker.clone();
-    tasks.critical("audit checkpoints", async move { w.store.audit_checkpoints_run().await });
-    if let Some(canaries) = worker.backends.canaries() {
-        let escape = worker.dispatcher.executor.escape;
-        tasks.critical("canary files", canaries.clone().run(worker.runs.clone(), escape));
+    tasks.critical("audit checkpoints", async move { w.core.store.audit_checkpoints_run().await });
+    if let Some(canaries) = worker.core.backends.canaries() {
+        tasks.critical("canary files", worker.canaries.clone().run(canaries.clone()));
     }
     tasks.critical("egress proxy", worker.egress.clone().run());
     tasks.critical("egress approvals", worker.egress.clone().ask());
@@ -96,13 +93,13 @@ async fn start_keeper(worker: &Arc<Worker>, tasks: &CriticalTasks) -> Result<(),
     let (registered, first) = oneshot::channel();
     let (w, stop) = (worker.clone(), tasks.stop_token());
     let keep = move || async move {
-        let result = keeper::register_first(&*w.registration, w.term, &w.lease).await;
+        let result = keeper::register_first(&w.registration, w.term, &w.core.lease).await;
         let is_registered = result.is_ok();
         if registered.send(result).is_err() || !is_registered {
             return pending().await;
         }
         let _fence = FenceOnExit { registration: &w.registration, stop };
-        keeper::keep(&*w.registration, w.term, &w.lease, &w.turns).await;
+        keeper::keep(&w.registration, w.term, &w.core.lease, &w.progress).await;
     };
     tasks.critical_thread(LEASE_KEEPER, keep).map_err(Error::Thread)?;
     Ok(first.await.map_err(|_| Error::Stopped(LEASE_KEEPER))??)
@@ -126,7 +123,7 @@ impl Drop for FenceOnExit<'_> {
 /// role may not do it leaves it to the apis.
 async fn upkeep(worker: &Worker) {
     loop {
-        match worker.store.upkeep_is_permitted().await {
+        match worker.core.store.upkeep_is_permitted().await {
             Ok(true) => break,
             Ok(false) => return pending().await,
             Err(error) => tracing::warn!(%error, "cannot read the privileges of this role, retrying"),
@@ -138,25 +135,25 @@ async fn upkeep(worker: &Worker) {
         metrics().runs_lost(LostReason::WorkerLost.as_str(), pass.swept.lost);
         metrics().runs_retried(pass.swept.retried);
         for flag in &pass.tripped {
-            metrics().flag_rolled_back(flag.id.as_str(), "guard");
+            metrics().flags.rolled_back(flag.id.as_str(), "guard");
         }
         if let Some(rows) = pass.misplaced {
             metrics().misplaced_rows(rows);
         }
         if pass.swept.sessions > 0 || pass.expired > 0 {
-            worker.wakeups.poll.notify_one();
-            worker.wakeups.janitor.notify_one();
+            worker.core.wakeups.poll.notify_one();
+            worker.core.wakeups.upkeep.notify_one();
         }
     };
-    Upkeep::new(worker.store.clone(), worker.retention).run(observe).await;
+    Upkeep::new(worker.core.store.clone(), worker.retention).run(observe).await;
 }
 
 /// Takes the worker out of rotation when a sandbox left something behind.
 async fn watch_receipts(worker: &Worker) {
     let receipt = worker.receipts.unclean().await;
     loop {
-        worker.wakeups.poll.notify_one();
-        match leave_rotation(&worker.store, worker.lease.worker(), receipt).await {
+        worker.core.wakeups.poll.notify_one();
+        match leave_rotation(&worker.core.store, worker.core.lease.worker(), receipt).await {
             Ok(()) => return pending().await,
             Err(error) => tracing::warn!(%error, "cannot leave the rotation, retrying"),
         }

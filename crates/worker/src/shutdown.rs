@@ -3,7 +3,7 @@
 use codelia_telemetry::task::{self, CriticalTaskEnded, CriticalTasks};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use crate::{Error, loops::LEASE_KEEPER};
+use crate::{error::Error, loops::LEASE_KEEPER};
 
 /// Waits for a shutdown request, or for the failure that stops the service.
 pub(crate) async fn requested_or_failed(

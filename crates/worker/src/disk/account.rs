@@ -12,8 +12,9 @@ use codelia_telemetry::DiskCause;
 use codelia_types::{DiskMechanism, DiskUsage};
 
 use super::{
-    DiskFull, NoRoom, Quota, RunWatch, Target,
-    monitor::Begun,
+    error::{DiskFull, NoRoom},
+    quota::{Quota, Target},
+    run_watch::RunWatch,
     scan::{Found, Walk},
 };
 
@@ -366,6 +367,14 @@ fn add(one: DiskUsage, other: DiskUsage) -> DiskUsage {
 
 fn max(one: DiskUsage, other: DiskUsage) -> DiskUsage {
     DiskUsage { bytes: one.bytes.max(other.bytes), inodes: one.inodes.max(other.inodes) }
+}
+
+/// How a measurement begins.
+#[derive(Debug)]
+pub(super) enum Begun {
+    Walk(Walk),
+    /// The kernel knows the usage.
+    Known(Found),
 }
 
 #[cfg(test)]

@@ -3,13 +3,15 @@
 use std::{env, path::Path, str::FromStr, sync::Arc};
 
 use codelia_types::{DiskMechanism, UnknownValue};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use super::{Quota, image::Images, project_quota::ProjectQuota, user_quota::UserQuota};
+use super::{
+    image::Images, missing::Missing, project_quota::ProjectQuota, quota::Quota, user_quota::UserQuota,
+};
 
 /// What the operator chose.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum DiskChoice {
     /// The best one that works here without preparation: never an image.
     #[default]
@@ -38,19 +40,12 @@ impl TryFrom<String> for DiskChoice {
     }
 }
 
-/// Why a mechanism does not work here.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what} ({remedy})")]
-pub struct Missing {
-    /// What is missing.
-    pub what: String,
-    /// How to get it.
-    pub remedy: &'static str,
-}
-
-impl Missing {
-    pub(super) fn new(what: impl Into<String>, remedy: &'static str) -> Self {
-        Self { what: what.into(), remedy }
+impl From<DiskChoice> for String {
+    fn from(choice: DiskChoice) -> Self {
+        match choice {
+            DiskChoice::Auto => "auto".to_owned(),
+            DiskChoice::Only(mechanism) => mechanism.to_string(),
+        }
     }
 }
 

@@ -6,18 +6,20 @@
 
 mod account;
 mod choice;
+mod error;
 mod image;
+mod missing;
 mod monitor;
 mod open_files;
 mod project_quota;
 mod quota;
 #[cfg(test)]
 mod quota_tests;
-mod report;
 mod run_watch;
 mod scan;
 mod space;
 mod user_quota;
+mod watched_run;
 
 use std::{
     collections::HashMap,
@@ -35,21 +37,21 @@ use codelia_telemetry::DiskCause;
 use codelia_types::{DiskMechanism, DiskUsage, Mode, SessionId};
 use tokio::{runtime::Handle, sync::Notify, task::spawn_blocking};
 
-pub use self::choice::{DiskChoice, DiskError, DiskReport, Missing, check_disk};
+pub use self::choice::{DiskChoice, DiskError, DiskReport, check_disk};
+pub use self::missing::Missing;
 pub use self::space::root_space;
 use self::{
-    account::Account,
-    monitor::Begun,
+    account::{Account, Begun},
     run_watch::RunWatch,
     scan::{Found, Progress},
 };
 pub(crate) use self::{
     choice::choose,
+    error::{DiskFull, NoRoom},
     quota::{Quota, Target},
-    report::DiskReporter,
-    run_watch::WatchedRun,
     scan::measure,
     space::Space,
+    watched_run::WatchedRun,
 };
 
 /// How long a file call waits for a measurement of its session.
@@ -57,27 +59,6 @@ const CALL_MEASURE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the first measurement of a session may delay its first run.
 const ATTACH_MEASURE_TIME: Duration = Duration::from_millis(10);
-
-/// A session has no room for what a call wants to write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the session uses {used} of {max} ({limit})")]
-pub(crate) struct DiskFull {
-    /// The limit that would be exceeded: disk bytes or inodes.
-    pub(crate) limit: Limit,
-    /// What the session uses, with what open calls have reserved.
-    pub(crate) used: u64,
-    pub(crate) max: u64,
-}
-
-/// Why a call may not write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoRoom {
-    #[error(transparent)]
-    Full(#[from] DiskFull),
-    /// It is not known yet what the session uses.
-    #[error("the session was not measured yet")]
-    NotMeasured,
-}
 
 /// What is known about the files of the sessions that this worker holds.
 #[derive(Debug)]
@@ -480,13 +461,13 @@ mod tests {
             .monitored(async {
                 let run = fixture.disk.watch_run(fixture.session, LIMITS).await.unwrap();
                 fixture.write("file", 5 * MIB);
-                assert_eq!(run.exceeded().await, Limit::DiskBytes);
+                assert_eq!(run.exceeded_limit().await, Limit::DiskBytes);
                 drop(run);
                 fixture.write("file", 0);
                 fixture.measured().await;
                 let run = fixture.disk.watch_run(fixture.session, LIMITS).await.unwrap();
                 (0..30).for_each(|number| fixture.write(&number.to_string(), 0));
-                assert_eq!(run.exceeded().await, Limit::Inodes);
+                assert_eq!(run.exceeded_limit().await, Limit::Inodes);
             })
             .await;
         assert!(!fixture.disk.has_scanned_runs());
@@ -502,7 +483,7 @@ mod tests {
                 let low = fixture.disk.watch_run(fixture.session, lower).await.unwrap();
                 fixture.measured().await;
                 fixture.write("file", 3 * MIB);
-                assert_eq!(low.exceeded().await, Limit::DiskBytes);
+                assert_eq!(low.exceeded_limit().await, Limit::DiskBytes);
                 assert!(!high.run.is_stopped());
             })
             .await;

@@ -16,7 +16,8 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     Disk,
-    scan::{Found, Progress, Walk},
+    account::Begun,
+    scan::{Progress, Walk},
 };
 
 /// How often the thread looks for something to do while there are runs.
@@ -105,14 +106,6 @@ impl Monitor {
             }
         }
     }
-}
-
-/// How a measurement begins.
-#[derive(Debug)]
-pub(super) enum Begun {
-    Walk(Walk),
-    /// The kernel knows the usage.
-    Known(Found),
 }
 
 /// What is free on the disk of the sessions. Reading it costs nothing.

@@ -15,7 +15,7 @@ use codelia_types::{DiskMechanism, DiskUsage, Mode};
 
 use super::{
     Quota, Target,
-    choice::Missing,
+    missing::Missing,
     user_quota::{amounts, check_quotas, usage},
 };
 

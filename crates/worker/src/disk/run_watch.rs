@@ -1,14 +1,12 @@
 //! The limits of one run, which it may be stopped for.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use codelia_backends::UsageReader;
 use codelia_policy::{DiskLimits, Limit};
 use codelia_telemetry::{DiskCause, DiskEffect, metrics};
-use codelia_types::{DiskUsage, SessionId};
+use codelia_types::DiskUsage;
 use tokio_util::sync::CancellationToken;
-
-use super::Disk;
 
 /// How much a session above its limit may grow before a run is stopped. File systems allocate and
 /// free some blocks on their own.
@@ -62,43 +60,20 @@ impl RunWatch {
     /// Has the run stopped. Counts it once.
     pub(super) fn stop(&self, limit: Limit, cause: DiskCause) {
         if self.exceeded.set(limit).is_ok() {
-            metrics().disk_limited(cause, DiskEffect::RunStopped);
+            metrics().disk.limited(cause, DiskEffect::RunStopped);
         }
         self.stop.cancel();
+    }
+
+    /// Waits until the run must be stopped, and returns the limit that was exceeded.
+    pub(super) async fn stopped(&self) -> Limit {
+        self.stop.cancelled().await;
+        self.exceeded.get().copied().unwrap_or(Limit::DiskBytes)
     }
 
     #[cfg(test)]
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.is_cancelled()
-    }
-}
-
-/// A run that is watched until this is dropped.
-#[derive(Debug)]
-pub(crate) struct WatchedRun {
-    pub(super) disk: Arc<Disk>,
-    pub(super) session: SessionId,
-    pub(super) run: Arc<RunWatch>,
-}
-
-impl WatchedRun {
-    /// Adds how to list the processes of the run. Files that only they still have open count.
-    pub(crate) fn started(&self, processes: Option<UsageReader>) {
-        if let Some(reader) = processes {
-            self.run.processes.get_or_init(|| reader);
-        }
-    }
-
-    /// Waits until the run must be stopped, and returns the limit that was exceeded.
-    pub(crate) async fn exceeded(&self) -> Limit {
-        self.run.stop.cancelled().await;
-        self.run.exceeded.get().copied().unwrap_or(Limit::DiskBytes)
-    }
-}
-
-impl Drop for WatchedRun {
-    fn drop(&mut self) {
-        self.disk.end_run(self.session, &self.run);
     }
 }
 

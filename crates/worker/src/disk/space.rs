@@ -49,7 +49,7 @@ impl Space {
     }
 
     /// Blocking. Reads what is free.
-    pub(super) fn measure(&self) -> io::Result<DiskSpace> {
+    pub(crate) fn measure(&self) -> io::Result<DiskSpace> {
         let DiskSpace { free, reserve, .. } = root_space(&self.root, self.reserve)?;
         let is_short = is_short(free, reserve, self.is_short());
         let space = DiskSpace { free, reserve, is_short };
@@ -75,10 +75,10 @@ impl Space {
     /// Why no run may start now.
     pub(crate) fn refuse_run(&self) -> Option<Refusal> {
         let space = lock(&self.last).filter(|space| space.is_short)?;
-        metrics().disk_limited(DiskCause::Reserve, DiskEffect::RunRefused);
+        metrics().disk.limited(DiskCause::Reserve, DiskEffect::RunRefused);
         let (free, reserve) = (space.free / MIB, space.reserve / MIB);
         let message = format!(
-            "the worker has {free} MiB free for sessions and keeps {reserve} MiB (worker.disk_reserve_mb); remove \
+            "the worker has {free} MiB free for sessions and keeps {reserve} MiB (worker.disk_reserve); remove \
              files (`codelia rm`) or close sessions, or ask an operator for space"
         );
         Some(Refusal { reason: Reason::DiskFull, message })
@@ -94,7 +94,7 @@ impl Space {
     }
 
     /// Sets the sessions whose tenant has no room.
-    pub(super) fn set_full(&self, sessions: HashSet<SessionId>) {
+    pub(crate) fn set_full(&self, sessions: HashSet<SessionId>) {
         *lock(&self.full) = sessions;
     }
 }
@@ -104,7 +104,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The space of the file system with the root of sessions, or of what is above it if it does not exist
-/// yet. Blocking. `reserve` as in [`crate::Options::disk_reserve_bytes`].
+/// yet. Blocking. `reserve` as in the option `worker.disk_reserve`.
 ///
 /// # Errors
 /// As `statvfs(3)`.

@@ -6,7 +6,10 @@ use codelia_policy::DiskLimits;
 use codelia_sys::quota::{Amounts, QuotaKind, Quotas};
 use codelia_types::{DiskMechanism, DiskUsage};
 
-use super::{Quota, Target, choice::Missing};
+use super::{
+    missing::Missing,
+    quota::{Quota, Target},
+};
 
 /// An id that no session has, for trying whether limits can be set.
 const UNUSED_ID: u32 = u32::MAX - 2;

@@ -64,7 +64,7 @@ impl Egress {
             port,
             path: String::new(),
             reader: Default::default(),
-            timeout: self.config.ask_timeout,
+            timeout: self.config.options.ask_timeout,
         };
         match self.store.approval_request(&request).await {
             Ok(approval) => Some(approval),

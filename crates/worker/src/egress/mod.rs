@@ -6,7 +6,6 @@
 //! run never waits for the proxy, except for its last records.
 
 mod asks;
-mod config;
 mod control;
 mod process;
 mod records;
@@ -25,7 +24,7 @@ use std::{
 
 use codelia_backends::{CgroupParent, EgressSockets};
 use codelia_egress::{
-    Config,
+    Config, User,
     control::{Decision, OPEN_SOCKETS},
 };
 use codelia_policy::NetworkPolicy;
@@ -38,7 +37,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::Options;
+use crate::options::Options;
 
 use asks::Ask;
 use rules::{BaseRules, Lists};
@@ -51,6 +50,8 @@ pub(crate) use sandbox::Subject;
 pub use trust::TrustError;
 pub(crate) use trust::TrustStore;
 
+/// `nobody`: no session has it, and it owns nothing.
+const UNPRIVILEGED: User = User { uid: 65534, gid: 65534 };
 /// How long the last records of a sandbox may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the proxy may take to end with the worker.
@@ -112,7 +113,10 @@ impl Egress {
         let max = usize::try_from(max).unwrap_or(usize::MAX);
         let (asks, asked) = mpsc::channel(MAX_ASKS);
         Arc::new(Self {
-            config: config::config(&options.egress),
+            config: Config {
+                user: rustix::process::geteuid().is_root().then_some(UNPRIVILEGED),
+                ..options.egress.clone().into()
+            },
             cgroup: options.cgroup_parent.clone(),
             store,
             worker: options.id.clone(),
@@ -129,8 +133,8 @@ impl Egress {
 
     /// The trust store of sandboxes whose requests get credentials; `None` if none are configured.
     pub(crate) fn trust_store(options: &Options) -> Result<Option<TrustStore>, TrustError> {
-        let config = config::config(&options.egress);
-        let authority = config.authority.filter(|_| config.credentials_file.is_some());
+        let egress = &options.egress;
+        let authority = egress.authority().filter(|_| egress.credentials_file.is_some());
         authority.as_ref().map(TrustStore::load).transpose()
     }
 
@@ -185,7 +189,7 @@ impl Egress {
         }
         let mut table = self.lock();
         table.sandboxes.insert(run, sandbox.clone());
-        metrics().egress_sandboxes(table.sandboxes.len());
+        metrics().egress.sandboxes(table.sandboxes.len());
         drop(table);
         self.mark(run);
         Ok(OpenSandbox { egress: self.clone(), sandbox })
@@ -219,7 +223,7 @@ impl Egress {
     fn remove(&self, run: RunId) {
         let mut table = self.lock();
         table.sandboxes.remove(&run);
-        metrics().egress_sandboxes(table.sandboxes.len());
+        metrics().egress.sandboxes(table.sandboxes.len());
         drop(table);
         self.mark(run);
     }
@@ -229,7 +233,7 @@ impl Egress {
         let subject = EventSubject { worker: Some(self.worker.clone()), ..EventSubject::default() };
         let detail = serde_json::json!({ "ended": how });
         let body = EventBody { kind: EventKind::EgressRestarted, field: None, detail };
-        if let Err(error) = self.store.event_insert(&subject, &body).await {
+        if let Err(error) = self.store.audit_insert(&subject, &body).await {
             tracing::warn!(%error, "cannot record the restart of the egress proxy");
         }
     }

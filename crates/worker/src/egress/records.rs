@@ -30,7 +30,7 @@ impl NetworkRecord {
     pub(crate) fn with_direct_attempts(mut self, usage: Option<NetworkUsage>) -> Self {
         let count = usage.map_or(0, |usage| usage.unreachable_attempts);
         if count > 0 {
-            metrics().egress(DIRECT, NO_ROUTE, count, 0, 0);
+            metrics().egress.attempts(DIRECT, NO_ROUTE, count, 0, 0);
             self.usage.get_or_insert_default().unreachable_attempts = count;
             let detail = json!({ "via": DIRECT, "reason": NO_ROUTE, "count": count });
             self.events.push(EventBody { kind: EventKind::NetworkRefused, field: None, detail });
@@ -54,7 +54,7 @@ impl Records {
     pub(super) fn add(&mut self, connection: Connection) {
         let Connection { refused, sent, received, count, .. } = &connection;
         let outcome = refused.as_deref().map_or(ALLOWED, label);
-        metrics().egress(via(connection.via), outcome, *count, *sent, *received);
+        metrics().egress.attempts(via(connection.via), outcome, *count, *sent, *received);
         let totals = &mut self.counted;
         let (number, events) = match refused {
             Some(_) => (&mut totals.refused, &mut self.refusals),

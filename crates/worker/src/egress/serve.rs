@@ -61,7 +61,7 @@ impl Egress {
             let started_at = Instant::now();
             let Err(ended) = self.serve(number).await else { return };
             self.proxy_ended();
-            metrics().egress_restart();
+            metrics().egress.restarted();
             log_end(&ended);
             let (egress, how) = (self.clone(), ended.to_string());
             task::background("record restart", async move { egress.record_restart(&how).await });
@@ -122,7 +122,7 @@ impl Egress {
 
     fn proxy_ended(&self) {
         self.lock().is_serving = false;
-        metrics().egress_connections(0);
+        metrics().egress.connections(0);
         self.all().iter().for_each(|sandbox| sandbox.proxy_ended());
     }
 
@@ -193,7 +193,7 @@ impl Egress {
             Report::Connection(connection) => {
                 self.sandbox(connection.sandbox).inspect(|it| it.record(connection));
             }
-            Report::OpenConnections { count } => metrics().egress_connections(count),
+            Report::OpenConnections { count } => metrics().egress.connections(count),
             Report::Closed { sandbox, totals } => {
                 self.sandbox(sandbox).inspect(|it| it.closed(totals));
             }

@@ -1,16 +1,14 @@
-//! The file calls with one request and one response. All functions block.
+//! The file calls with one request and one response, except lists. All functions block.
 
 use std::{os::fd::OwnedFd, path::Path};
 
 use codelia_policy::FileAccess;
-use codelia_proto::{
-    internal::v1::{CallFileResponse, FileRefusalReason as Reason, NamedFile, call_file_request::Call},
-    v1,
-};
+use codelia_proto::v1;
 use codelia_sys::{
     Errno,
     resolve_beneath::{self, FinalSymlink, ResolvedPath},
 };
+use codelia_types::Reason;
 use memchr::memmem::Finder;
 use rustix::fs::{
     Access, AtFlags, FileType, Mode, RenameFlags, accessat, mkdirat, renameat, renameat_with, unlinkat,
@@ -19,7 +17,6 @@ use uuid::Uuid;
 
 use super::{
     error::FileError,
-    listing,
     reservation::NEW_ENTRY,
     upload::{Upload, WriteOptions, read_at},
     workspace::{Workspace, describe},
@@ -31,29 +28,7 @@ const MAX_EDIT_BYTES: usize = 16 * 1024 * 1024;
 const DIRECTORY_MODE: Mode =
     Mode::RWXU.union(Mode::RGRP).union(Mode::XGRP).union(Mode::ROTH).union(Mode::XOTH);
 
-/// Executes a call.
-pub(crate) fn call(workspace: &Workspace, call: Call) -> Result<CallFileResponse, FileError> {
-    match call {
-        Call::StatFile(request) => stat(workspace, &request).map(one).map_err(FileError::at("path")),
-        Call::ListFiles(request) => listing::list(workspace, &request).map_err(FileError::at("path")),
-        Call::MakeDirectory(request) => {
-            make_directory(workspace, &request).map(one).map_err(FileError::at("path"))
-        }
-        Call::MoveFile(request) => move_file(workspace, &request).map(one),
-        Call::CopyFile(request) => copy(workspace, &request).map(one),
-        Call::RemoveFile(request) => {
-            remove(workspace, &request).map(|()| CallFileResponse::default()).map_err(FileError::at("path"))
-        }
-        Call::EditFile(request) => edit(workspace, &request).map_err(FileError::at("path")),
-    }
-}
-
-fn one(file: v1::File) -> CallFileResponse {
-    let file = NamedFile { file_name: Vec::new(), file: Some(file) };
-    CallFileResponse { files: vec![file], ..CallFileResponse::default() }
-}
-
-fn stat(workspace: &Workspace, request: &v1::StatFileRequest) -> Result<v1::File, FileError> {
+pub(super) fn stat(workspace: &Workspace, request: &v1::StatFileRequest) -> Result<v1::File, FileError> {
     let final_symlink = if request.no_follow { FinalSymlink::NoFollow } else { FinalSymlink::Follow };
     workspace.as_session(|| {
         let (target, entry) = workspace.find_entry(&request.path, final_symlink, FileAccess::Read)?;
@@ -61,7 +36,10 @@ fn stat(workspace: &Workspace, request: &v1::StatFileRequest) -> Result<v1::File
     })
 }
 
-fn make_directory(workspace: &Workspace, request: &v1::MakeDirectoryRequest) -> Result<v1::File, FileError> {
+pub(super) fn make_directory(
+    workspace: &Workspace,
+    request: &v1::MakeDirectoryRequest,
+) -> Result<v1::File, FileError> {
     workspace.as_session(|| {
         if request.parents {
             make_all(workspace, Path::new(&request.path))?;
@@ -83,11 +61,11 @@ pub(super) fn make_all(workspace: &Workspace, path: &Path) -> Result<(), FileErr
 }
 
 fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), FileError> {
-    let path = path.to_str().ok_or(Reason::Impossible)?;
+    let path = path.to_str().ok_or(Reason::InvalidField)?;
     let target = workspace.resolve(path, FinalSymlink::Follow, FileAccess::Read)?;
     match &target.entry {
         Some(entry) if may_exist && entry.kind() == FileType::Directory => Ok(()),
-        Some(_) => Err(Reason::Exists.into()),
+        Some(_) => Err(Reason::FileExists.into()),
         None => {
             workspace.resolve(path, FinalSymlink::Follow, FileAccess::Write)?;
             workspace.reservation.take(NEW_ENTRY)?;
@@ -99,14 +77,14 @@ fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), F
     }
 }
 
-fn move_file(workspace: &Workspace, request: &v1::MoveFileRequest) -> Result<v1::File, FileError> {
+pub(super) fn move_file(workspace: &Workspace, request: &v1::MoveFileRequest) -> Result<v1::File, FileError> {
     let resolve = |path, field| {
         workspace.resolve(path, FinalSymlink::NoFollow, FileAccess::Replace).map_err(FileError::at(field))
     };
     workspace.as_session(|| {
         let mut from = resolve(&request.source_path, "source_path")?;
         let to = resolve(&request.destination_path, "destination_path")?;
-        let absent = || FileError::at("source_path")(Reason::Absent.into());
+        let absent = || FileError::at("source_path")(Reason::FileNotFound.into());
         let moved = from.entry.take().ok_or_else(absent)?;
         let flags = if request.overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         renameat_with(&from.parent, &from.name, &to.parent, &to.name, flags)
@@ -115,7 +93,7 @@ fn move_file(workspace: &Workspace, request: &v1::MoveFileRequest) -> Result<v1:
     })
 }
 
-fn copy(workspace: &Workspace, request: &v1::CopyFileRequest) -> Result<v1::File, FileError> {
+pub(super) fn copy(workspace: &Workspace, request: &v1::CopyFileRequest) -> Result<v1::File, FileError> {
     let at_source = FileError::at("source_path");
     let (source, mut upload) = workspace.as_session(|| {
         let (_, entry) = workspace.find_file(&request.source_path).map_err(&at_source)?;
@@ -132,7 +110,7 @@ fn copy(workspace: &Workspace, request: &v1::CopyFileRequest) -> Result<v1::File
     upload.publish(workspace).map_err(FileError::at("destination_path"))
 }
 
-fn remove(workspace: &Workspace, request: &v1::RemoveFileRequest) -> Result<(), FileError> {
+pub(super) fn remove(workspace: &Workspace, request: &v1::RemoveFileRequest) -> Result<(), FileError> {
     let left = workspace.as_session(|| {
         let (target, entry) =
             workspace.find_entry(&request.path, FinalSymlink::NoFollow, FileAccess::Replace)?;
@@ -157,17 +135,20 @@ fn remove_tree(workspace: &Workspace, target: &ResolvedPath) -> Result<(), FileE
     renameat(&target.parent, &target.name, &trash, &name)?;
     let may_continue = || workspace.check_deadline().is_ok();
     if let Err(error) = trash::remove_while(&workspace.trash(), Path::new(&name), &may_continue) {
-        tracing::warn!(%error, "cannot remove directory from the trash, leaving it to the janitor");
+        tracing::warn!(%error, "cannot remove directory from the trash, leaving it to upkeep");
     }
     Ok(())
 }
 
-fn edit(workspace: &Workspace, request: &v1::EditFileRequest) -> Result<CallFileResponse, FileError> {
+pub(super) fn edit(
+    workspace: &Workspace,
+    request: &v1::EditFileRequest,
+) -> Result<v1::EditFileResponse, FileError> {
     let (source, size, mut upload) = workspace.as_session(|| {
         let (_, entry) = workspace.find_file(&request.path)?;
         let etag = super::workspace::etag(&entry);
         if !request.etag.is_empty() && request.etag != etag {
-            return Err(Reason::Changed.into());
+            return Err(Reason::FileChanged.into());
         }
         let size = usize::try_from(entry.stat.st_size).unwrap_or(usize::MAX);
         // The etag detects a change between reading and writing.
@@ -175,18 +156,18 @@ fn edit(workspace: &Workspace, request: &v1::EditFileRequest) -> Result<CallFile
         Ok((entry.open()?, size, Upload::begin(workspace, &request.path, options)?))
     })?;
     if size > MAX_EDIT_BYTES {
-        return Err(Reason::TooLarge.into());
+        return Err(Reason::FileTooLarge.into());
     }
-    let _text_memory = workspace.permit.try_reserve(size).ok_or(Reason::Busy)?;
+    let _text_memory = workspace.permit.try_reserve(size).ok_or(Reason::TooManyFileCalls)?;
     let edit = Edit::new(read_at(&source, 0, size)?, request)?;
     if edit.result_bytes > MAX_EDIT_BYTES {
-        return Err(Reason::TooLarge.into());
+        return Err(Reason::FileTooLarge.into());
     }
     workspace.check_deadline()?;
-    let _result_memory = workspace.permit.try_reserve(edit.result_bytes).ok_or(Reason::Busy)?;
+    let _result_memory = workspace.permit.try_reserve(edit.result_bytes).ok_or(Reason::TooManyFileCalls)?;
     upload.append(workspace, &edit.result())?;
     let file = upload.publish(workspace)?;
-    Ok(CallFileResponse { replacements: edit.count, ..one(file) })
+    Ok(v1::EditFileResponse { file: Some(file), replacements: edit.count })
 }
 
 /// A replacement in a text. Its size is known before it is done. The time is linear in the text,
@@ -204,7 +185,7 @@ impl<'a> Edit<'a> {
     fn new(text: Vec<u8>, request: &'a v1::EditFileRequest) -> Result<Self, FileError> {
         let (old, new) = (Finder::new(&request.old_text), request.new_text.as_slice());
         if old.needle().is_empty() {
-            return Err(Reason::TextAbsent.into());
+            return Err(Reason::TextNotFound.into());
         }
         let max = if request.replace_all { usize::MAX } else { 2 };
         let count = old.find_iter(&text).take(max).count();
@@ -214,7 +195,7 @@ impl<'a> Edit<'a> {
         let kept = text.len() - count * old.needle().len();
         let result_bytes = kept.saturating_add(count.saturating_mul(new.len()));
         match i64::try_from(count) {
-            Ok(0) | Err(_) => Err(Reason::TextAbsent.into()),
+            Ok(0) | Err(_) => Err(Reason::TextNotFound.into()),
             Ok(count) => Ok(Self { text, old, new, count, result_bytes }),
         }
     }
@@ -254,8 +235,8 @@ mod tests {
         assert_eq!(edited("a b c", "b", "x", false), Ok(("a x c".into(), 1)));
         assert_eq!(edited("a b b", "b", "x", false), Err(Reason::TextAmbiguous));
         assert_eq!(edited("b b", "b", "bb", true), Ok(("bb bb".into(), 2)));
-        assert_eq!(edited("abc", "d", "x", true), Err(Reason::TextAbsent));
-        assert_eq!(edited("abc", "", "x", true), Err(Reason::TextAbsent));
+        assert_eq!(edited("abc", "d", "x", true), Err(Reason::TextNotFound));
+        assert_eq!(edited("abc", "", "x", true), Err(Reason::TextNotFound));
         assert_eq!(edited("aaa", "aa", "b", true), Ok(("ba".into(), 1)));
         assert_eq!(edited("abc", "abc", "", false), Ok((String::new(), 1)));
     }

@@ -1,14 +1,18 @@
 //! Errors of file calls, and how they are sent to the api.
 
-use codelia_policy::FileDenied;
-use codelia_proto::internal::v1::{ExceededLimit, FileRefusal, FileRefusalReason as Reason, ImportProgress};
+use std::collections::HashMap;
+
+use codelia_policy::{FileDenied, Limit};
+use codelia_proto::ERROR_DOMAIN;
 use codelia_sys::{Errno, resolve_beneath::ResolveError};
-use prost::Message;
+use codelia_types::Reason;
 use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::disk::{DiskFull, NoRoom};
 
-/// Why a file call failed.
+/// Why a file call failed. [`Reason::Unavailable`] means that this worker does not hold the session
+/// under the lease that the call names, and has done nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileError {
     pub(crate) reason: Reason,
@@ -22,6 +26,15 @@ pub(crate) struct FileError {
     full: Option<DiskFull>,
 }
 
+/// How far an import got.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ImportProgress {
+    /// The member of the archive at fault. May be empty.
+    pub(crate) member: String,
+    /// Number of members that remain in the workspace.
+    pub(crate) entries: u64,
+}
+
 impl From<Reason> for FileError {
     fn from(reason: Reason) -> Self {
         Self { reason, field: "", rule: "", import: None, full: None }
@@ -31,21 +44,21 @@ impl From<Reason> for FileError {
 impl From<Errno> for FileError {
     fn from(errno: Errno) -> Self {
         let reason = match errno {
-            Errno::NOENT => Reason::Absent,
-            Errno::EXIST => Reason::Exists,
-            Errno::ISDIR => Reason::Directory,
-            Errno::NOTDIR => Reason::NoDirectory,
-            Errno::NOTEMPTY => Reason::NotEmpty,
+            Errno::NOENT => Reason::FileNotFound,
+            Errno::EXIST => Reason::FileExists,
+            Errno::ISDIR => Reason::IsADirectory,
+            Errno::NOTDIR => Reason::NotADirectory,
+            Errno::NOTEMPTY => Reason::DirectoryNotEmpty,
             // Also for mounts inside the workspace: commands cannot make those.
-            Errno::XDEV => Reason::LeadsOut,
-            Errno::ACCESS | Errno::PERM | Errno::ROFS => Reason::Permission,
-            Errno::FBIG => Reason::TooLarge,
+            Errno::XDEV => Reason::PathLeadsOut,
+            Errno::ACCESS | Errno::PERM | Errno::ROFS => Reason::FilePermission,
+            Errno::FBIG => Reason::FileTooLarge,
             Errno::NOSPC | Errno::DQUOT => Reason::DiskFull,
-            Errno::NAMETOOLONG | Errno::LOOP | Errno::INVAL | Errno::BUSY => Reason::Impossible,
-            Errno::MFILE | Errno::NFILE => Reason::Busy,
+            Errno::NAMETOOLONG | Errno::LOOP | Errno::INVAL | Errno::BUSY => Reason::InvalidField,
+            Errno::MFILE | Errno::NFILE => Reason::TooManyFileCalls,
             other => {
                 tracing::error!(errno = %other, "file call failed");
-                Reason::Failed
+                Reason::Internal
             }
         };
         reason.into()
@@ -61,7 +74,7 @@ impl From<std::io::Error> for FileError {
 impl From<ResolveError> for FileError {
     fn from(error: ResolveError) -> Self {
         match error {
-            ResolveError::OutsideRoot => Reason::LeadsOut.into(),
+            ResolveError::OutsideRoot => Reason::PathLeadsOut.into(),
             ResolveError::Os(errno) => errno.into(),
         }
     }
@@ -69,7 +82,7 @@ impl From<ResolveError> for FileError {
 
 impl From<DiskFull> for FileError {
     fn from(full: DiskFull) -> Self {
-        Self { full: Some(full), ..Reason::SessionFull.into() }
+        Self { full: Some(full), ..Reason::SessionDiskFull.into() }
     }
 }
 
@@ -77,14 +90,14 @@ impl From<NoRoom> for FileError {
     fn from(error: NoRoom) -> Self {
         match error {
             NoRoom::Full(full) => full.into(),
-            NoRoom::NotMeasured => Reason::Busy.into(),
+            NoRoom::NotMeasured => Reason::TooManyFileCalls.into(),
         }
     }
 }
 
 impl From<FileDenied> for FileError {
     fn from(denied: FileDenied) -> Self {
-        Self { rule: denied.rule, ..Reason::Policy.into() }
+        Self { rule: denied.rule, ..Reason::PathDenied.into() }
     }
 }
 
@@ -98,19 +111,115 @@ impl FileError {
     pub(crate) fn after(self, import: ImportProgress) -> Self {
         Self { import: Some(import), ..self }
     }
+
+    /// The text for the caller, with the field or the member of an archive.
+    fn message(&self) -> String {
+        let text = match &self.full {
+            Some(full) => full_text(full),
+            None => text(self.reason).to_owned(),
+        };
+        let member = self.import.as_ref().map_or("", |import| &import.member);
+        let text = match (member, self.field) {
+            ("", "") => text,
+            ("", field) => format!("{field}: {text}"),
+            (member, _) => format!("member {member:?}: {text}"),
+        };
+        match self.import.as_ref().map(|import| import.entries) {
+            None => text,
+            Some(0) => format!("{text}; nothing was imported"),
+            Some(entries) => format!("{text}; {entries} imported entries remain"),
+        }
+    }
+
+    /// What the error is about, for programs.
+    fn metadata(&self) -> HashMap<String, String> {
+        let mut metadata = HashMap::new();
+        let mut add = |key: &str, value: String| metadata.insert(key.to_owned(), value);
+        if !self.field.is_empty() {
+            add("field", self.field.to_owned());
+        }
+        if self.reason == Reason::PathDenied {
+            add("rule", format!("policy.{}", self.rule));
+        }
+        if self.reason == Reason::QuotaExceeded {
+            add("quota", "disk_bytes".to_owned());
+        }
+        if let Some(DiskFull { limit, used, max }) = &self.full {
+            add("limit", limit.field().to_owned());
+            add("used", used.to_string());
+            add("max", max.to_string());
+        }
+        if let Some(ImportProgress { member, entries }) = &self.import {
+            add("member", member.clone());
+            add("imported_entries", entries.to_string());
+        }
+        metadata
+    }
 }
 
+/// What a session uses of a limit, and what to do about it.
+fn full_text(DiskFull { limit, used, max }: &DiskFull) -> String {
+    let unit = if *limit == Limit::Inodes { "files" } else { "bytes" };
+    let limit = limit.field();
+    format!(
+        "the session uses {used} of {max} {unit}; remove files, or create a session with a higher {limit}"
+    )
+}
+
+/// The text for the caller, without the field.
+fn text(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Unavailable => "the session is moving to another worker; retry",
+        Reason::FileNotFound => "no such file or directory",
+        Reason::FileExists => "already exists",
+        Reason::IsADirectory => "is a directory",
+        Reason::NotADirectory => "not a directory, or a path component is not one",
+        Reason::DirectoryNotEmpty => "the directory is not empty",
+        Reason::SpecialFile => {
+            "is a FIFO, socket or device; only regular files and directories are supported"
+        }
+        Reason::PathLeadsOut => "the path leaves the workspace",
+        Reason::PathDenied => "forbidden by the session's policy",
+        Reason::FilePermission => "forbidden by the file's permissions",
+        Reason::FileTooLarge => "larger than the maximum file size of this session (16 MiB to edit a file)",
+        Reason::DiskFull => {
+            "the worker's disk is full, or has less free than its reserve; remove files (`codelia rm`) or close \
+             sessions, or ask an operator for space"
+        }
+        Reason::QuotaExceeded => {
+            "quota `disk_bytes` reached; remove files (`codelia rm`) or close sessions, or ask an operator to \
+             raise it"
+        }
+        Reason::SessionDiskFull => "the session's files exceed its limit; remove some",
+        Reason::FileChanged => "the file was replaced; read it again and retry",
+        Reason::TextNotFound => "text to replace not found in the file",
+        Reason::TextAmbiguous => "text to replace occurs more than once; extend it or set `replace_all`",
+        Reason::InvalidField => "not a valid file path",
+        Reason::TooManyFileCalls => "too many file calls are open; retry",
+        Reason::SessionBusy => "a transactional run is alone in the session; retry when it has ended",
+        Reason::SessionHoldsChanges => {
+            "the session holds changes of a run; apply or discard them (codelia apply, codelia discard)"
+        }
+        Reason::FileCallTimeout => "timed out; split the work into smaller calls",
+        Reason::ArchiveInvalid => "malformed, incomplete or unsupported archive",
+        Reason::ArchiveTooLarge => {
+            "exceeds a limit of archives: 200000 entries, 64 GiB, 100 levels, paths of 4095 bytes, zstd windows \
+             of 8 MiB, compression by 1000"
+        }
+        Reason::WatchLimit => {
+            "too many directories are watched: at most 4096 for a watch, 8 watches for a session, 16 for a \
+             tenant, and limits of the worker"
+        }
+        Reason::StreamStalled => "the stream stalled; start again",
+        _ => "internal error; report the x-request-id to the operator",
+    }
+}
+
+/// The api passes the reason, the text and the metadata on to the caller.
 impl From<FileError> for Status {
     fn from(error: FileError) -> Self {
-        let FileError { reason, field, rule, import, full } = error;
-        let (field, rule) = (field.to_owned(), rule.to_owned());
-        let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-        let exceeded = full.map(|full| ExceededLimit {
-            limit: full.limit.field().to_owned(),
-            used: number(full.used),
-            max: number(full.max),
-        });
-        let details = FileRefusal { reason: reason.into(), field, rule, import, exceeded };
-        Status::with_details(Code::FailedPrecondition, reason.as_str_name(), details.encode_to_vec().into())
+        let reason = error.reason;
+        let details = ErrorDetails::with_error_info(reason.as_str(), ERROR_DOMAIN, error.metadata());
+        Self::with_error_details(Code::from_i32(reason.code() as i32), error.message(), details)
     }
 }

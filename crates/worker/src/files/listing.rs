@@ -7,15 +7,15 @@ use std::{
     collections::BinaryHeap,
     ffi::{OsStr, OsString},
     fs::File,
-    os::unix::ffi::{OsStrExt, OsStringExt},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
 use codelia_policy::FileAccess;
-use codelia_proto::internal::v1::{
-    CallFileResponse, FileRefusalReason as Reason, ListedDirectory, NamedFile,
-};
+use codelia_proto::v1;
 use codelia_sys::resolve_beneath::{Entry, FinalSymlink};
+use codelia_types::Reason;
+use prost::Message;
 use rustix::fs::{Dir, FileType};
 
 use super::{
@@ -25,22 +25,38 @@ use super::{
 
 /// Levels of a listing: each holds a descriptor open.
 const MAX_DEPTH: usize = 100;
+/// A page ends before the file that would exceed this many bytes.
+const MAX_PAGE_BYTES: usize = 1024 * 1024;
 /// The kernel's limit for a path. A longer one cannot be requested.
 const MAX_PATH: usize = 4095;
 
-/// Lists a page of a directory.
-pub(super) fn list(workspace: &Workspace, request: &ListedDirectory) -> Result<CallFileResponse, FileError> {
+/// Lists a page of a directory. A page token is the path from the directory to the last file of the page
+/// before, in hexadecimal digits.
+pub(super) fn list(
+    workspace: &Workspace,
+    request: &v1::ListFilesRequest,
+) -> Result<v1::ListFilesResponse, FileError> {
+    let after = hex::decode(&request.page_token).map_err(|_| Reason::InvalidField)?;
     workspace.as_session(|| {
         let (target, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
         if entry.kind() != FileType::Directory {
-            return Err(Reason::NoDirectory.into());
+            return Err(Reason::NotADirectory.into());
         }
-        let after: Vec<&OsStr> = Path::new(OsStr::from_bytes(&request.after)).iter().collect();
-        let max = usize::try_from(request.limit).unwrap_or(0);
-        let mut page = Page { workspace, top: target.path.clone(), max, files: Vec::new() };
+        let after: Vec<&OsStr> = Path::new(OsStr::from_bytes(&after)).iter().collect();
+        let mut page = Page {
+            workspace,
+            top: target.path.clone(),
+            size: usize::try_from(request.page_size).unwrap_or(0).max(1),
+            files: Vec::new(),
+            bytes: 0,
+            last: PathBuf::new(),
+            is_full: false,
+        };
         let depth = usize::try_from(request.depth).unwrap_or(1).clamp(1, MAX_DEPTH);
         page.add_directory(&entry, &entry.open()?, &target.path, &after, depth)?;
-        Ok(CallFileResponse { files: page.files, ..CallFileResponse::default() })
+        let next_page_token =
+            if page.is_full { hex::encode(page.last.as_os_str().as_bytes()) } else { String::new() };
+        Ok(v1::ListFilesResponse { files: page.files, next_page_token })
     })
 }
 
@@ -49,8 +65,13 @@ struct Page<'a> {
     workspace: &'a Workspace,
     /// The path of the listed directory.
     top: PathBuf,
-    max: usize,
-    files: Vec<NamedFile>,
+    size: usize,
+    files: Vec<v1::File>,
+    bytes: usize,
+    /// The path of the last file, from the listed directory.
+    last: PathBuf,
+    /// Whether the page is complete, and other files follow.
+    is_full: bool,
 }
 
 impl Page<'_> {
@@ -73,11 +94,12 @@ impl Page<'_> {
         }
         let mut last = after.first().map(|name| name.to_os_string()).unwrap_or_default();
         let visible = |name: &OsStr| workspace.may_see(&path.join(name));
-        while self.files.len() < self.max {
-            let left = self.max - self.files.len();
+        while !self.is_full {
+            // One more than fits, to know whether another page follows.
+            let left = self.size + 1 - self.files.len();
             let names = first_names(directory, &last, left, visible, || workspace.check_deadline())?;
             let bytes = names.iter().map(|name| name.len()).sum();
-            let _memory = workspace.permit.try_reserve(bytes).ok_or(Reason::Busy)?;
+            let _memory = workspace.permit.try_reserve(bytes).ok_or(Reason::TooManyFileCalls)?;
             for name in &names {
                 self.add_entry(entry, &path.join(name), name, depth)?;
             }
@@ -98,7 +120,7 @@ impl Page<'_> {
         depth: usize,
     ) -> Result<(), FileError> {
         self.workspace.check_deadline()?;
-        if self.files.len() == self.max {
+        if self.is_full {
             return Ok(());
         }
         // Skips what was removed meanwhile.
@@ -115,20 +137,25 @@ impl Page<'_> {
         after: &[&OsStr],
         depth: usize,
     ) -> Result<(), FileError> {
-        let is_full = self.files.len() == self.max;
-        if is_full || found.kind() != FileType::Directory || path.as_os_str().len() > MAX_PATH {
+        if self.is_full || found.kind() != FileType::Directory || path.as_os_str().len() > MAX_PATH {
             return Ok(());
         }
         match found.open().map_err(FileError::from) {
-            Err(error) if error.reason == Reason::Permission => Ok(()),
+            Err(error) if error.reason == Reason::FilePermission => Ok(()),
             directory => self.add_directory(found, &directory?, path, after, depth - 1),
         }
     }
 
     fn add(&mut self, path: &Path, found: &Entry) -> Result<(), FileError> {
-        let name = path.strip_prefix(&self.top).unwrap_or(path).to_owned();
-        let file = Some(describe(path, found)?);
-        self.files.push(NamedFile { file_name: name.into_os_string().into_vec(), file });
+        let file = describe(path, found)?;
+        let bytes = self.bytes + file.encoded_len();
+        if self.files.len() == self.size || (bytes > MAX_PAGE_BYTES && !self.files.is_empty()) {
+            self.is_full = true;
+            return Ok(());
+        }
+        self.bytes = bytes;
+        self.last = path.strip_prefix(&self.top).unwrap_or(path).to_owned();
+        self.files.push(file);
         Ok(())
     }
 }

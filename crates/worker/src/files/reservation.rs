@@ -46,7 +46,7 @@ impl Reservation {
                 Err(_) => {
                     let exact = DiskUsage { bytes, inodes };
                     self.disk.reserve(self.session, exact).inspect_err(|_| {
-                        metrics().disk_limited(DiskCause::Session, DiskEffect::CallRefused);
+                        metrics().disk.limited(DiskCause::Session, DiskEffect::CallRefused);
                     })?;
                     exact
                 }

@@ -14,12 +14,12 @@ use std::{
 };
 
 use codelia_policy::FileAccess;
-use codelia_proto::{internal::v1::FileRefusalReason as Reason, v1};
+use codelia_proto::v1;
 use codelia_sys::{
     Errno,
     resolve_beneath::{Entry, FinalSymlink, ResolvedPath, proc_fd_path},
 };
-use codelia_types::DiskUsage;
+use codelia_types::{DiskUsage, Reason};
 use rustix::fs::{AtFlags, CWD, linkat, renameat};
 use uuid::Uuid;
 
@@ -34,7 +34,7 @@ use crate::workspace::trash;
 const DEFAULT_MODE: u32 = 0o644;
 /// Neither set-user-id, nor set-group-id, nor sticky.
 const MODE_MASK: u32 = 0o777;
-/// The janitor may remove a name from the trash before it is moved; it does so once a minute.
+/// Upkeep may remove a name from the trash before it is moved; it does so once a minute.
 const MAX_ATTEMPTS: usize = 3;
 /// How much of a file is copied before the deadline is checked.
 const COPY_BYTES: u64 = 8 * 1024 * 1024;
@@ -87,7 +87,7 @@ impl Upload {
     pub(crate) fn append(&mut self, workspace: &Workspace, data: &[u8]) -> Result<(), FileError> {
         self.written += data.len() as u64;
         if self.written > workspace.max_file_bytes {
-            return Err(Reason::TooLarge.into());
+            return Err(Reason::FileTooLarge.into());
         }
         workspace.reservation.take(DiskUsage { bytes: data.len() as u64, inodes: 0 })?;
         self.unnamed.add(data.len() as u64);
@@ -106,7 +106,7 @@ impl Upload {
             self.unnamed.add(copied);
             self.written += copied;
             if self.written > workspace.max_file_bytes {
-                return Err(Reason::TooLarge.into());
+                return Err(Reason::FileTooLarge.into());
             }
             if copied == 0 {
                 return Ok(());
@@ -124,7 +124,7 @@ impl Upload {
         workspace.check_held()?;
         self.check_unchanged()?;
         match workspace.as_session(|| Ok(self.link(&self.target.parent, Path::new(&self.target.name))?)) {
-            Err(error) if error.reason == Reason::Exists && self.options.replace => {
+            Err(error) if error.reason == Reason::FileExists && self.options.replace => {
                 self.replace(workspace)?
             }
             linked => linked?,
@@ -144,14 +144,14 @@ impl Upload {
                 Ok(renameat(&directory, "file", &self.target.parent, &self.target.name)?)
             });
             if let Err(error) = trash::remove(&workspace.trash(), Path::new(&name)) {
-                tracing::warn!(%error, "cannot remove directory from the trash, leaving it to the janitor");
+                tracing::warn!(%error, "cannot remove directory from the trash, leaving it to upkeep");
             }
             match renamed {
-                Err(error) if error.reason == Reason::Absent => {}
+                Err(error) if error.reason == Reason::FileNotFound => {}
                 renamed => return renamed,
             }
         }
-        Err(Reason::Absent.into())
+        Err(Reason::FileNotFound.into())
     }
 
     fn link(&self, directory: &OwnedFd, name: &Path) -> Result<(), Errno> {
@@ -161,13 +161,13 @@ impl Upload {
     fn check_unchanged(&self) -> Result<(), FileError> {
         let existing = self.target.lookup()?;
         if existing.is_some() && !self.options.replace {
-            return Err(Reason::Exists.into());
+            return Err(Reason::FileExists.into());
         }
         let same = |current: String| current == self.options.etag;
         if self.options.etag.is_empty() || existing.as_ref().map(etag).is_some_and(same) {
             Ok(())
         } else {
-            Err(Reason::Changed.into())
+            Err(Reason::FileChanged.into())
         }
     }
 }

@@ -17,7 +17,7 @@ use std::{
 
 use codelia_policy::{FileAccess, FilesystemPolicy, Ids, WORKSPACE};
 use codelia_proto::{
-    internal::v1::{FileRefusalReason as Reason, HeldSession},
+    HeldSession,
     v1::{self, FileKind},
 };
 use codelia_sys::{
@@ -27,16 +27,12 @@ use codelia_sys::{
         Entry, FinalSymlink, ResolvedPath, Root, open_directory, open_directory_without_symlinks,
     },
 };
-use codelia_types::{LeaseEpoch, Mode, SessionId};
+use codelia_types::{LeaseEpoch, Mode, Reason, SessionId};
 use rustix::fs::FileType;
 use tokio::{sync::OwnedRwLockReadGuard, time::timeout};
 
 use super::{error::FileError, limiter::CallPermit, reservation::Reservation};
-use crate::{
-    disk::Disk,
-    lease::{sessions::Sessions, worker_lease::LeaseHandle},
-    workspace::root::SessionRoot,
-};
+use crate::core::Core;
 
 /// How long a file call waits for a transactional run.
 const MAX_WAIT: Duration = Duration::from_secs(10);
@@ -45,24 +41,31 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     Read,
+    /// Moves or removes files.
     Change,
+    /// Also adds files, or makes one larger.
+    Add,
+}
+
+impl Use {
+    /// Whether files are changed.
+    pub(crate) fn changes(self) -> bool {
+        self != Self::Read
+    }
 }
 
 /// Opens the workspaces of the sessions that this worker holds.
 #[derive(Debug, Clone)]
 pub(crate) struct Workspaces {
-    pub(crate) sessions: Arc<Sessions>,
-    pub(crate) root: Arc<SessionRoot>,
-    pub(crate) lease: LeaseHandle,
+    pub(crate) core: Arc<Core>,
     /// How long a call with one response may work.
     pub(crate) call_timeout: Duration,
-    pub(crate) disk: Arc<Disk>,
 }
 
 /// The directory of a session that this worker holds.
 #[derive(Debug)]
 pub(crate) struct Workspace {
-    held: Workspaces,
+    core: Arc<Core>,
     session: SessionId,
     epoch: LeaseEpoch,
     root: Root,
@@ -86,15 +89,14 @@ impl Workspaces {
     /// only be read.
     pub(crate) async fn enter(
         &self,
-        requested: &HeldSession,
+        session: SessionId,
         use_of_files: Use,
     ) -> Result<OwnedRwLockReadGuard<()>, FileError> {
-        let session: SessionId = requested.session_id.parse().map_err(|_| Reason::NotHeld)?;
-        let lock = self.sessions.workspace(session);
+        let lock = self.core.sessions.workspace(session);
         let limit = self.call_timeout.min(MAX_WAIT);
         let entered = timeout(limit, lock.read_owned()).await.map_err(|_| Reason::SessionBusy)?;
-        if use_of_files == Use::Change && self.sessions.hold(session).is_some() {
-            return Err(Reason::HoldsChanges.into());
+        if use_of_files.changes() && self.core.sessions.hold(session).is_some() {
+            return Err(Reason::SessionHoldsChanges.into());
         }
         Ok(entered)
     }
@@ -107,10 +109,9 @@ impl Workspaces {
         use_of_workspace: OwnedRwLockReadGuard<()>,
         use_of_files: Use,
     ) -> Result<Workspace, FileError> {
-        let session: SessionId = requested.session_id.parse().map_err(|_| Reason::NotHeld)?;
-        let epoch = LeaseEpoch(requested.lease_epoch);
-        let (spec, ids) = self.sessions.for_files(session, epoch).ok_or(Reason::NotHeld)?;
-        let root = Root::open(&self.root.session(session), Path::new(WORKSPACE))?;
+        let HeldSession { session, epoch, .. } = *requested;
+        let (spec, ids) = self.core.sessions.for_files(session, epoch).ok_or(Reason::Unavailable)?;
+        let root = Root::open(&self.core.root.session(session), Path::new(WORKSPACE))?;
         let workspace = Workspace {
             // In mode `logical` commands run as the worker's own user.
             user: (spec.mode != Mode::Logical).then_some(ids),
@@ -119,8 +120,8 @@ impl Workspaces {
             deadline: Instant::now() + self.call_timeout,
             permit,
             in_use: Some(use_of_workspace),
-            reservation: Reservation::new(self.disk.clone(), session, use_of_files == Use::Change),
-            held: self,
+            reservation: Reservation::new(self.core.disk.clone(), session, use_of_files.changes()),
+            core: self.core,
             session,
             epoch,
             root,
@@ -133,8 +134,8 @@ impl Workspaces {
 impl Workspace {
     /// Fails if the session is no longer held under the lease that the call began with.
     pub(crate) fn check_held(&self) -> Result<(), FileError> {
-        let is_held = self.held.sessions.for_files(self.session, self.epoch).is_some();
-        if is_held && self.held.lease.is_live() { Ok(()) } else { Err(Reason::NotHeld.into()) }
+        let is_held = self.core.sessions.for_files(self.session, self.epoch).is_some();
+        if is_held && self.core.lease.is_live() { Ok(()) } else { Err(Reason::Unavailable.into()) }
     }
 
     /// Lets transactional runs begin although the call continues. It must not change files.
@@ -149,7 +150,7 @@ impl Workspace {
 
     /// Fails if the call has taken too long.
     pub(crate) fn check_deadline(&self) -> Result<(), FileError> {
-        if Instant::now() < self.deadline { Ok(()) } else { Err(Reason::TimedOut.into()) }
+        if Instant::now() < self.deadline { Ok(()) } else { Err(Reason::FileCallTimeout.into()) }
     }
 
     /// Does `work` as the user of the session's commands.
@@ -185,7 +186,7 @@ impl Workspace {
         access: FileAccess,
     ) -> Result<(ResolvedPath, Entry), FileError> {
         let mut resolved = self.resolve(path, final_symlink, access)?;
-        let entry = resolved.entry.take().ok_or(Reason::Absent)?;
+        let entry = resolved.entry.take().ok_or(Reason::FileNotFound)?;
         Ok((resolved, entry))
     }
 
@@ -204,13 +205,13 @@ impl Workspace {
     /// A directory for entries that are about to be removed or put in place atomically. It is on
     /// the session's file system, out of its reach, and emptied when a worker takes the session.
     pub(crate) fn trash(&self) -> PathBuf {
-        self.held.root.session_trash(self.session)
+        self.core.root.session_trash(self.session)
     }
 
     /// A directory for imports that are not complete. It is next to the workspace, out of reach of
     /// commands, and emptied when a worker takes the session.
     pub(crate) fn imports(&self) -> PathBuf {
-        self.held.root.imports(self.session)
+        self.core.root.imports(self.session)
     }
 
     /// Creates a directory of the session's user in the trash.
@@ -232,10 +233,10 @@ impl Workspace {
 pub(crate) fn check_regular(entry: &Entry) -> Result<(), FileError> {
     match entry.kind() {
         FileType::RegularFile => Ok(()),
-        FileType::Directory => Err(Reason::Directory.into()),
+        FileType::Directory => Err(Reason::IsADirectory.into()),
         // Links are followed, so this one is dangling.
-        FileType::Symlink => Err(Reason::Absent.into()),
-        _ => Err(Reason::Special.into()),
+        FileType::Symlink => Err(Reason::FileNotFound.into()),
+        _ => Err(Reason::SpecialFile.into()),
     }
 }
 

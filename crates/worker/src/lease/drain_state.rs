@@ -33,7 +33,7 @@ impl DrainState {
         self.by_operator.swap(drain, Ordering::Relaxed) != drain
     }
 
-    pub(super) fn shut_down(&self) {
+    pub(crate) fn shut_down(&self) {
         self.shutting_down.store(true, Ordering::SeqCst);
     }
 }

@@ -7,7 +7,7 @@
 //! The keeper runs on a thread of its own with its own connection. Nothing that it calls may wait for
 //! the worker's runtime, except to see killed runs end: load must not cost the lease.
 
-use std::{future::Future, pin::pin};
+use std::{future::Future, pin::pin, time::Duration};
 
 use codelia_store::{Error, Heartbeat};
 use codelia_telemetry::{backoff::jittered, metrics};
@@ -15,9 +15,12 @@ use codelia_types::Incarnation;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::lease::{
-    turns::Turns,
+    progress::Progress,
     worker_lease::{LeaseHandle, LeaseTerm, WorkerLease},
 };
+
+/// How long the first registration is tried. The worker connected a moment ago.
+const MAX_FIRST_REGISTRATION: Duration = Duration::from_secs(10);
 
 /// What the keeper needs from the worker.
 pub(crate) trait LeaseClient: Send + Sync {
@@ -31,36 +34,50 @@ pub(crate) trait LeaseClient: Send + Sync {
     fn kill_all(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// Registers the first incarnation.
+/// Registers the first incarnation. A database that is slow to answer is asked again for a while.
 pub(crate) async fn register_first(
     client: &impl LeaseClient,
     term: LeaseTerm,
     lease: &LeaseHandle,
 ) -> Result<(), Error> {
-    lease.replace(register(client, term).await?);
-    Ok(())
+    let deadline = Instant::now() + MAX_FIRST_REGISTRATION;
+    loop {
+        match register(client, term).await {
+            Ok(registered) => {
+                lease.replace(registered);
+                return Ok(());
+            }
+            Err(error) if error.is_transient() && Instant::now() < deadline => retry(&error, term).await,
+            Err(error) => return Err(error),
+        }
+    }
 }
 
-/// Keeps the lease: renews it, and registers again whenever it is lost. Never returns. Records a turn
+/// Keeps the lease: renews it, and registers again whenever it is lost. Never returns. Records progress
 /// after each step, whether it succeeded or not.
-pub(crate) async fn keep(client: &impl LeaseClient, term: LeaseTerm, lease: &LeaseHandle, turns: &Turns) {
+pub(crate) async fn keep(
+    client: &impl LeaseClient,
+    term: LeaseTerm,
+    lease: &LeaseHandle,
+    progress: &Progress,
+) {
     loop {
-        let reason = renew_until_lost(client, term, lease, turns).await;
+        let reason = renew_until_lost(client, term, lease, progress).await;
         tracing::error!(reason, "lease lost, killing sandboxes");
         metrics().lease_lost();
-        turn_until_done(term, turns, fence(client, lease)).await;
-        lease.replace(register_until_done(client, term, turns).await);
+        record_until_done(term, progress, fence(client, lease)).await;
+        lease.replace(register_until_done(client, term, progress).await);
         tracing::info!("registered again");
     }
 }
 
-/// Records turns while a step waits for others, here for killed sandboxes to end.
-async fn turn_until_done(term: LeaseTerm, turns: &Turns, step: impl Future<Output = ()>) {
+/// Records progress while a step waits for others, here for killed sandboxes to end.
+async fn record_until_done(term: LeaseTerm, progress: &Progress, step: impl Future<Output = ()>) {
     let mut step = pin!(step);
     while timeout(term.ttl / 3, &mut step).await.is_err() {
-        turns.record();
+        progress.record();
     }
-    turns.record();
+    progress.record();
 }
 
 /// Gives the current lease up: nothing starts or commits under it from here on, and everything
@@ -84,16 +101,16 @@ async fn renew_until_lost(
     client: &impl LeaseClient,
     term: LeaseTerm,
     lease: &LeaseHandle,
-    turns: &Turns,
+    progress: &Progress,
 ) -> &'static str {
     loop {
-        turns.record();
+        progress.record();
         let current = lease.current();
         let renewal_due = sleep_until(current.sent_at + term.ttl / 3);
         if current.fence.run_until_cancelled(renewal_due).await.is_none() {
             return "a run found it expired";
         }
-        match renew(client, term, &current, turns).await {
+        match renew(client, term, &current, progress).await {
             Ok(renewed) => lease.replace(renewed),
             Err(reason) => return reason,
         };
@@ -105,10 +122,10 @@ async fn renew(
     client: &impl LeaseClient,
     term: LeaseTerm,
     current: &WorkerLease,
-    turns: &Turns,
+    progress: &Progress,
 ) -> Result<WorkerLease, &'static str> {
     loop {
-        turns.record();
+        progress.record();
         let sent_at = Instant::now();
         match timeout_at(current.valid_until, client.renew(current.incarnation)).await {
             // After a pause of the process the answer may be read long after it arrived.
@@ -128,15 +145,20 @@ async fn renew(
     }
 }
 
-async fn register_until_done(client: &impl LeaseClient, term: LeaseTerm, turns: &Turns) -> WorkerLease {
+async fn register_until_done(client: &impl LeaseClient, term: LeaseTerm, progress: &Progress) -> WorkerLease {
     loop {
-        turns.record();
+        progress.record();
         match register(client, term).await {
             Ok(lease) => return lease,
-            Err(error) => tracing::warn!(%error, "registration failed, retrying"),
+            Err(error) => retry(&error, term).await,
         }
-        sleep(jittered(term.ttl / 20)).await;
     }
+}
+
+/// Waits before the next registration.
+async fn retry(error: &Error, term: LeaseTerm) {
+    tracing::warn!(%error, "registration failed, retrying");
+    sleep(jittered(term.ttl / 20)).await;
 }
 
 #[cfg(test)]
@@ -147,7 +169,6 @@ mod tests {
             Arc,
             atomic::{AtomicBool, AtomicUsize, Ordering},
         },
-        time::Duration,
     };
 
     use codelia_store::{LeaseConnection, NewWorker, Store};
@@ -170,6 +191,8 @@ mod tests {
         /// Answers at the very end of the lease.
         is_late: AtomicBool,
         registrations: AtomicUsize,
+        /// Registrations that are not answered, before one is.
+        unanswered: AtomicUsize,
         kills: AtomicUsize,
     }
 
@@ -180,7 +203,11 @@ mod tests {
     impl LeaseClient for Arc<Database> {
         async fn register(&self, _: Incarnation) -> Result<Heartbeat, Error> {
             self.registrations.fetch_add(1, Ordering::SeqCst);
-            Ok(heartbeat())
+            let take_one = |left: usize| left.checked_sub(1);
+            match self.unanswered.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take_one) {
+                Ok(_) => Err(Error::PoolExhausted),
+                Err(_) => Ok(heartbeat()),
+            }
         }
 
         async fn renew(&self, _: Incarnation) -> Result<Heartbeat, Error> {
@@ -208,8 +235,8 @@ mod tests {
         register_first(database, TERM, &lease).await.unwrap();
         let first = lease.current();
         let (client, kept) = (database.clone(), lease.clone());
-        let turns = Turns::new(TERM);
-        background("keeper", async move { keep(&client, TERM, &kept, &turns).await });
+        let progress = Progress::new(TERM);
+        background("keeper", async move { keep(&client, TERM, &kept, &progress).await });
         (lease, first)
     }
 
@@ -222,6 +249,16 @@ mod tests {
         assert_eq!(database.kills.load(Ordering::SeqCst), 1, "killed before it registered again");
         assert_eq!(database.registrations.load(Ordering::SeqCst), 2);
         took
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn first_registration_waits_for_slow_database() {
+        let lease = LeaseHandle::new("w".parse().unwrap(), WorkerLease::none());
+        let slow = Arc::new(Database { unanswered: 3.into(), ..Default::default() });
+        register_first(&slow, TERM, &lease).await.unwrap();
+        assert_eq!(slow.registrations.load(Ordering::SeqCst), 4);
+        let silent = Arc::new(Database { unanswered: usize::MAX.into(), ..Default::default() });
+        assert!(register_first(&silent, TERM, &lease).await.is_err());
     }
 
     #[tokio::test(start_paused = true)]
@@ -263,11 +300,11 @@ mod tests {
         let database = Arc::new(database);
         let lease = LeaseHandle::new("w".parse().unwrap(), WorkerLease::none());
         register_first(&database, TERM, &lease).await.unwrap();
-        let turns = Arc::new(Turns::new(TERM));
-        let kept = turns.clone();
+        let progress = Arc::new(Progress::new(TERM));
+        let kept = progress.clone();
         background("keeper", async move { keep(&database, TERM, &lease, &kept).await });
         sleep(TTL * 20).await;
-        turns.are_recent()
+        progress.is_recent()
     }
 
     #[tokio::test(start_paused = true)]
@@ -298,8 +335,8 @@ mod tests {
     #[tokio::test]
     async fn blocked_keeper_does_not_turn() {
         let (release, blocked) = std::sync::mpsc::channel();
-        let turns = Arc::new(Turns::new(ROW_TERM));
-        let (kept, tasks) = (turns.clone(), CriticalTasks::default());
+        let progress = Arc::new(Progress::new(ROW_TERM));
+        let (kept, tasks) = (progress.clone(), CriticalTasks::default());
         let start = move || async move {
             let client = Blocked(blocked.into());
             let lease = LeaseHandle::new("w".parse().unwrap(), WorkerLease::none());
@@ -307,10 +344,10 @@ mod tests {
             keep(&client, ROW_TERM, &lease, &kept).await;
         };
         tasks.critical_thread("keeper", start).unwrap();
-        assert!(turns.are_recent(), "the control");
-        eventually("the turns are old", || async { (!turns.are_recent()).then_some(()) }).await;
+        assert!(progress.is_recent(), "the control");
+        eventually("the progress is old", || async { (!progress.is_recent()).then_some(()) }).await;
         drop(release);
-        eventually("it turns again", || async { turns.are_recent().then_some(()) }).await;
+        eventually("it progresses again", || async { progress.is_recent().then_some(()) }).await;
     }
 
     #[tokio::test(start_paused = true)]
@@ -358,7 +395,7 @@ mod tests {
     async fn keep_row(keeper: RowKeeper) {
         let lease = LeaseHandle::new(keeper.worker.id.clone(), WorkerLease::none());
         register_first(&keeper, ROW_TERM, &lease).await.unwrap();
-        keep(&keeper, ROW_TERM, &lease, &Turns::new(ROW_TERM)).await;
+        keep(&keeper, ROW_TERM, &lease, &Progress::new(ROW_TERM)).await;
     }
 
     fn row_keeper(store: &Store) -> RowKeeper {

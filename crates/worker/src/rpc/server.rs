@@ -10,15 +10,23 @@ use std::{
     sync::Arc,
 };
 
-use codelia_proto::internal::v1::{
-    worker_file_service_server::WorkerFileServiceServer, worker_service_server::WorkerServiceServer,
+use codelia_proto::{
+    internal::v1::{
+        worker_file_service_server::WorkerFileServiceServer, worker_service_server::WorkerServiceServer,
+    },
+    v1::file_service_server::FileServiceServer,
 };
 use codelia_server::{Limits, TlsIdentity, Transport};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use crate::{Error, Listen, Options, files::FileService, rpc::service::RunService};
+use crate::{
+    error::Error,
+    files::FileService,
+    options::{Listen, Options},
+    rpc::service::RunService,
+};
 
 /// A bound listener.
 #[derive(Debug)]
@@ -55,12 +63,15 @@ pub(crate) async fn bind(options: &Options) -> Result<(Listener, String), Error>
             (Listener::Tcp(listener, identity), format!("https://{bound}"))
         }
     };
-    Ok((listener, options.advertise.clone().unwrap_or(address)))
+    Ok((listener, options.worker.advertise.clone().unwrap_or(address)))
 }
 
-/// The services of the internal channel.
+/// The services of the internal channel. They check no key: callers are trusted as [`serve`] ensures.
 pub(crate) fn services(runs: RunService, files: FileService) -> Routes {
-    Routes::new(WorkerServiceServer::new(runs)).add_service(WorkerFileServiceServer::new(files))
+    let files = Arc::new(files);
+    Routes::new(WorkerServiceServer::new(runs))
+        .add_service(FileServiceServer::from_arc(files.clone()))
+        .add_service(WorkerFileServiceServer::from_arc(files))
 }
 
 /// Serves until `shutdown`, then waits for the calls in progress.

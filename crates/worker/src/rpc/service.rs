@@ -2,7 +2,6 @@
 
 use std::{pin::Pin, str::FromStr, sync::Arc, time::Duration};
 
-use codelia_policy::RunSpec;
 use codelia_proto::{
     duration_from_proto,
     internal::v1::{
@@ -22,19 +21,16 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::Instrument;
 
 use crate::{
-    lease::{
-        acquire::SessionLeases,
-        sessions::Sessions,
-        worker_lease::{LeaseHandle, WorkerLease},
-    },
+    core::Core,
+    lease::worker_lease::WorkerLease,
     run::{
         active::Control,
         attach::{RunAttachment, pass_input},
         dispatch::{Assignment, Dispatcher},
         live_usage,
-        registry::{RunRegistry, RunSource, RunStatus},
+        registry::{RunSource, RunStatus},
     },
-    wakeups::Wakeups,
+    session::acquire::SessionLeases,
 };
 
 /// An older push is left to the poll: the worker may have forgotten that it already had the run.
@@ -47,18 +43,15 @@ const MAX_START_WAIT: Duration = Duration::from_millis(2);
 /// The internal service for sessions and runs.
 #[derive(Debug)]
 pub(crate) struct RunService {
-    pub(crate) lease: LeaseHandle,
-    pub(crate) sessions: Arc<Sessions>,
-    pub(crate) runs: Arc<RunRegistry>,
+    pub(crate) core: Arc<Core>,
     pub(crate) leases: Arc<SessionLeases>,
     pub(crate) dispatcher: Arc<Dispatcher>,
-    pub(crate) wakeups: Arc<Wakeups>,
 }
 
 impl RunService {
     fn push(&self, request: StartRunRequest, traceparent: Option<String>) -> Result<Assignment, Status> {
         let incarnation: Incarnation = parse("incarnation", &request.incarnation)?;
-        let current = self.lease.current();
+        let current = self.core.lease.current();
         if incarnation != current.incarnation || !current.is_live() || is_old(&request, &current)? {
             return Ok(Assignment::Rejected);
         }
@@ -123,10 +116,10 @@ impl WorkerService for RunService {
         };
         // If the push was rejected, there is no run to attach to.
         start.map(|start| self.push(start, traceparent)).transpose()?;
-        let run = self.runs.active(parse("run_id", &run_id)?);
+        let run = self.core.runs.active(parse("run_id", &run_id)?);
         let run = run.ok_or_else(|| Status::not_found("this worker does not execute the run"))?;
         let detached = CancellationToken::new();
-        let worker = self.lease.worker().to_string();
+        let worker = self.core.lease.worker().to_string();
         let attachment = RunAttachment::new(run.clone(), worker, position.max(0), owner, detached.clone());
         task::background("pass input", pass_input(run.clone(), input, detached));
         run.started_within(MAX_START_WAIT).await;
@@ -141,7 +134,7 @@ impl WorkerService for RunService {
         let id = parse("run_id", &run_id)?;
         let grace = grace.map(|grace| duration_from_proto(&grace)).transpose();
         let grace = grace.map_err(|_| Status::invalid_argument("grace"))?;
-        let known = match self.runs.status(id, self.lease.incarnation()) {
+        let known = match self.core.runs.status(id, self.core.lease.incarnation()) {
             RunStatus::Active(run) => {
                 run.cancel_within(grace);
                 true
@@ -158,7 +151,7 @@ impl WorkerService for RunService {
         request: Request<SignalRunRequest>,
     ) -> Result<Response<SignalRunResponse>, Status> {
         let SignalRunRequest { run_id, signal } = request.into_inner();
-        let known = match self.runs.status(parse("run_id", &run_id)?, self.lease.incarnation()) {
+        let known = match self.core.runs.status(parse("run_id", &run_id)?, self.core.lease.incarnation()) {
             // A run that starts now gets it then.
             RunStatus::Active(run) => run.control.try_send(Control::Signal(signal)).is_ok(),
             RunStatus::Waiting | RunStatus::Unknown | RunStatus::Prior(_) => false,
@@ -171,7 +164,7 @@ impl WorkerService for RunService {
         request: Request<GetRunUsageRequest>,
     ) -> Result<Response<GetRunUsageResponse>, Status> {
         let GetRunUsageRequest { run_id, include_processes } = request.into_inner();
-        let run = self.runs.active(parse("run_id", &run_id)?);
+        let run = self.core.runs.active(parse("run_id", &run_id)?);
         let run = run.ok_or_else(|| Status::not_found("this worker does not execute the run"))?;
         let mut response = GetRunUsageResponse::default();
         match live_usage::read(&run).await {
@@ -192,9 +185,9 @@ impl WorkerService for RunService {
         request: Request<CloseSessionRequest>,
     ) -> Result<Response<CloseSessionResponse>, Status> {
         let id = parse("session_id", &request.get_ref().session_id)?;
-        self.sessions.close(id);
-        self.runs.cancel_session(id);
-        self.wakeups.janitor.notify_one();
+        self.core.sessions.close(id);
+        self.core.runs.cancel_session(id);
+        self.core.wakeups.upkeep.notify_one();
         Ok(Response::new(CloseSessionResponse {}))
     }
 }
@@ -212,9 +205,8 @@ fn is_old(request: &StartRunRequest, current: &WorkerLease) -> Result<bool, Stat
 }
 
 fn read(request: StartRunRequest) -> Result<AssignedRun, Status> {
-    let spec = request.spec.ok_or_else(|| Status::invalid_argument("spec: is missing"))?;
-    let spec = RunSpec::try_from(spec)
-        .map_err(|error| Status::invalid_argument(error.within("spec").to_string()))?;
+    let spec = serde_json::from_slice(&request.spec)
+        .map_err(|error| Status::invalid_argument(format!("spec: {error}")))?;
     Ok(AssignedRun {
         id: parse::<RunId>("run_id", &request.run_id)?,
         session: parse("session_id", &request.session_id)?,

@@ -8,16 +8,18 @@ use std::{
 use bytes::Bytes;
 use codelia_backends::SandboxRemote;
 use codelia_store::AssignedRun;
-use codelia_types::{EndedRun, LeaseToken, RunId, TerminalSize};
+use codelia_types::{CommittedRun, LeaseToken, RunId, TerminalSize};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::run::{
-    escape::EscapeLog, live_usage::Meter, near_limits::NearLimitLog, output::OutputLog,
-    output_pacing::OutputPacing, violations::ViolationLog,
+use super::{
+    io::{output::OutputLog, pacing::OutputPacing},
+    live_usage::Meter,
+    signs::{escape::EscapeLog, violations::ViolationLog},
+    watch::near_limits::NearLimitLog,
 };
 
 /// How long a run that ends with its caller waits for the caller to attach.
@@ -33,7 +35,7 @@ pub(crate) enum Phase {
     /// Its command was started.
     Started(Started),
     /// Its result is in the store.
-    Committed(Arc<EndedRun>),
+    Committed(Arc<CommittedRun>),
     /// This worker has no result; the store decides what becomes of the run.
     Dropped,
 }

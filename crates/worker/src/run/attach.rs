@@ -23,10 +23,12 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Status, Streaming};
 
-use crate::run::{
+use super::{
     active::{ActiveRun, Control, Phase, Started},
-    output::Follower,
-    output_buffer::{Found, Piece},
+    io::{
+        buffer::{Found, Piece},
+        output::Follower,
+    },
 };
 
 /// A caller that the run ends with; dropping it means that the caller left.
@@ -194,8 +196,9 @@ impl RunAttachment {
         let over = |phase: &Phase| matches!(phase, Phase::Committed(_) | Phase::Dropped);
         let phase = phase_when(&mut self.phase, over).await;
         self.stage = Stage::Over;
-        let Phase::Committed(ended) = phase else { return None };
-        Some(Answer::Committed(Committed { ended: Some((&*ended).into()) }))
+        let Phase::Committed(committed) = phase else { return None };
+        // Without it, the api reads the run from the store.
+        Some(Answer::Committed(Committed { ended: serde_json::to_vec(&*committed).unwrap_or_default() }))
     }
 
     fn truncation(&mut self, limit_bytes: i64) -> Answer {
@@ -279,7 +282,7 @@ mod tests {
     use std::time::Duration;
 
     use bytes::Bytes;
-    use codelia_types::{EndedRun, Incarnation, Outcome, Receipt, Resource, RunResult, Usage, Violations};
+    use codelia_types::{CommittedRun, EndedRun, Incarnation, Outcome, Resource};
     use futures::FutureExt;
 
     use super::*;
@@ -299,29 +302,9 @@ mod tests {
     }
 
     fn committed() -> Phase {
-        let result = RunResult {
-            outcome: Outcome::Exited(0),
-            usage: Usage::default(),
-            receipt: Receipt::default(),
-            sandbox_root: String::new(),
-            setup_time: None,
-            prepared: false,
-            unenforced: vec![],
-            watched: vec![],
-            output_bytes: 0,
-            output_truncated: false,
-            output_total: 0,
-            violations: Violations::default(),
-            changes: None,
-        };
         let ended_at = time::OffsetDateTime::UNIX_EPOCH;
-        Phase::Committed(Arc::new(EndedRun {
-            result,
-            attempt: 1,
-            started_at: None,
-            ended_at,
-            cancel_reason: None,
-        }))
+        let end = EndedRun { started_at: None, ended_at, result: Outcome::Exited(0).into() };
+        Phase::Committed(Arc::new(CommittedRun { attempt: 1, cancel_reason: None, end }))
     }
 
     fn describe(answer: &Answer) -> String {

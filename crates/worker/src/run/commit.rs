@@ -5,26 +5,24 @@ use std::{sync::Arc, time::Duration};
 use codelia_store::{AssignedRun, EventBody, EventKind, RunCommit};
 use codelia_telemetry::{Step, backoff::jittered, metrics, trace};
 use codelia_types::{
-    Changes, ChangesState, EndedRun, LostReason, Outcome, Reason, Receipt, Refusal, RunResult,
+    Changes, ChangesState, CommittedRun, LostReason, Outcome, Reason, Receipt, Refusal, RunResult,
     TransactionMode, Usage,
 };
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::{
-    fault,
-    lease::sessions::Holding,
-    run::{
-        active::{ActiveRun, Phase, Started},
+use super::{
+    active::{ActiveRun, Phase, Started},
+    executor::{Executor, NoResult},
+    io::pacing::OutputPacing,
+    retry::{LeaseLost, retry_until_fenced},
+    signs::{
         escape::{self, TraceParts},
-        execute::{Executor, NoResult},
-        near_limits,
-        output_pacing::OutputPacing,
-        retry::{LeaseLost, retry_until_fenced},
         violations,
     },
-    sandbox::backends::Denial,
+    watch::near_limits,
 };
+use crate::{fault, sandbox::backends::Denial, session::table::Holding};
 
 /// Between two attempts to abandon a run in the store.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
@@ -126,7 +124,7 @@ impl Executor {
         run.fence.run_until_cancelled(OutputPacing::of(&run.assigned.spec.policy).wait()).await;
         if let Ok(Report { outcome: Outcome::Lost(LostReason::DrainDeadline), .. }) = &result
             && let Ok(true) =
-                retry_until_fenced("retry", run, || self.store.run_retry(run.id(), &run.lease)).await
+                retry_until_fenced("retry", run, || self.core.store.run_retry(run.id(), &run.lease)).await
         {
             tracing::info!("worker shuts down, run handed back");
             self.finish(run, Phase::Dropped);
@@ -137,14 +135,14 @@ impl Executor {
             Err(no_result) => Err(no_result),
         };
         match committed {
-            Ok(ended) => {
+            Ok(committed) => {
                 fault::point("committed");
                 // Before anyone learns of the result.
-                self.apply_changes(run, &ended.result).await;
+                self.apply_changes(run, &committed.end.result).await;
                 if run.escape.quarantines_session() {
                     self.end_session_runs(run).await;
                 }
-                self.finish(run, Phase::Committed(Arc::new(ended)));
+                self.finish(run, Phase::Committed(Arc::new(committed)));
                 Conclusion::Committed
             }
             Err(NoResult::LeaseLost) => {
@@ -166,23 +164,23 @@ impl Executor {
     /// has assigned to this worker and that it has not heard of.
     async fn end_session_runs(&self, run: &ActiveRun) {
         let AssignedRun { session, tenant, .. } = &run.assigned;
-        for other in self.runs.all_active() {
+        for other in self.core.runs.all_active() {
             if other.assigned.session == *session && other.id() != run.id() {
                 other.cancel_within(Some(Duration::ZERO));
             }
         }
-        let cancel = || self.store.session_cancel_runs(tenant, *session);
+        let cancel = || self.core.store.session_cancel_runs(tenant, *session);
         if retry_until_fenced("end runs of a quarantined session", run, cancel).await.is_ok() {
-            self.wakeups.poll.notify_one();
+            self.core.wakeups.poll.notify_one();
         }
     }
 
     /// Abandons a run whose result the store rejects although the lease is live: otherwise the run
     /// would never end.
     async fn abandon(&self, run: &ActiveRun) {
-        let current = self.lease.current();
+        let current = self.core.lease.current();
         while current.incarnation == run.lease.incarnation && !current.fence.is_cancelled() {
-            match self.store.run_abandon(run.assigned.names(), &run.lease).await {
+            match self.core.store.run_abandon(run.assigned.names(), &run.lease).await {
                 Ok(is_ended) => {
                     if is_ended {
                         metrics().runs_lost(LostReason::ResultRejected.as_str(), 1);
@@ -196,16 +194,16 @@ impl Executor {
     }
 
     fn finish(&self, run: &ActiveRun, phase: Phase) {
-        self.runs.end(run);
+        self.core.runs.end(run);
         run.phase.send_replace(phase);
-        // The janitor removes an ended session when its last run has ended.
-        if let Holding::Held { closing: true, .. } = self.sessions.holding(run.assigned.session) {
-            self.wakeups.janitor.notify_one();
+        // Upkeep removes an ended session when its last run has ended.
+        if let Holding::Held { closing: true, .. } = self.core.sessions.holding(run.assigned.session) {
+            self.core.wakeups.upkeep.notify_one();
         }
     }
 
     /// Stores the result with the rest of the output.
-    async fn commit(&self, run: &ActiveRun, report: Report) -> Result<EndedRun, LeaseLost> {
+    async fn commit(&self, run: &ActiveRun, report: Report) -> Result<CommittedRun, LeaseLost> {
         let requested_at = Instant::now();
         let assigned = &run.assigned;
         let (outcome, mode) = (report.outcome.kind(), assigned.spec.mode.as_str());
@@ -213,7 +211,7 @@ impl Executor {
         let committed = self.committed(run, report);
         let attempt = || {
             let committed = RunCommit { started_ago: started_at.map(|at| at.elapsed()), ..committed.clone() };
-            async move { self.store.run_commit(assigned.names(), &run.lease, &committed).await }
+            async move { self.core.store.run_commit(assigned.names(), &run.lease, &committed).await }
         };
         let ended = retry_until_fenced("commit", run, attempt).await?;
         run.output.stored();
@@ -223,8 +221,9 @@ impl Executor {
         if let Outcome::Lost(reason) = committed.result.outcome {
             metrics().runs_lost(reason.as_str(), 1);
         }
-        let used = &committed.result.usage;
-        metrics().run_used(mode, used.cpu_time, used.read_bytes, used.written_bytes);
+        if let Some(used) = &committed.result.usage {
+            metrics().run_used(mode, used.cpu_time, used.read_bytes, used.written_bytes);
+        }
         self.count(run, &committed.result);
         tracing::info!(outcome, seconds = started_at.map(|at| at.elapsed().as_secs_f64()), "run ended");
         Ok(ended)
@@ -232,7 +231,7 @@ impl Executor {
 
     /// Counts a run in the mode that a flag chose, unless its request was at fault.
     fn count(&self, run: &ActiveRun, result: &RunResult) {
-        let Some((flag, mode)) = self.sessions.flag(run.assigned.session) else { return };
+        let Some((flag, mode)) = self.core.sessions.flag(run.assigned.session) else { return };
         let counted = match &result.outcome {
             _ if mode != run.assigned.spec.mode => return,
             Outcome::Refused(Refusal { reason: Reason::SandboxFailed, .. }) => "failed",
@@ -250,7 +249,7 @@ impl Executor {
                 numbers.add_setup(time);
             }
         });
-        metrics().flag_run(flag.id.as_str(), counted);
+        metrics().flags.run(flag.id.as_str(), counted);
     }
 
     fn committed(&self, run: &ActiveRun, mut report: Report) -> RunCommit {
@@ -276,16 +275,16 @@ impl Executor {
         let (setup_time, prepared, unenforced, watched) = started.unwrap_or_default();
         let result = RunResult {
             outcome: report.outcome,
-            usage: report.usage,
-            receipt: report.receipt,
-            sandbox_root: self.root.session(run.assigned.session).display().to_string(),
+            usage: Some(report.usage),
+            receipt: Some(report.receipt),
+            sandbox_root: Some(self.core.root.session(run.assigned.session).display().to_string()),
             setup_time,
             prepared,
             unenforced,
             watched,
             output_bytes: totals.stored,
             output_truncated: totals.is_truncated(),
-            output_total: totals.written,
+            output_total: Some(totals.written),
             violations,
             changes,
         };

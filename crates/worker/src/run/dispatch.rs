@@ -2,25 +2,23 @@
 
 use std::{sync::Arc, time::Duration};
 
-use codelia_store::{AssignedRun, RunRef, Store};
+use codelia_store::{AssignedRun, RunRef};
 use codelia_telemetry::{Step, backoff::jittered, metrics, task, trace};
 use codelia_types::{Incarnation, RunId, SessionId, TenantId};
 use tokio::time::{Instant, sleep};
 use tracing::Instrument;
 
+use super::{
+    active::{ActiveRun, InputReceivers},
+    commit::Conclusion,
+    executor::Executor,
+    registry::{RunSource, RunStatus},
+};
 use crate::{
-    lease::{
-        drain_state::DrainState,
-        sessions::{Holding, Sessions},
-        worker_lease::{LeaseHandle, WorkerLease},
-    },
-    run::{
-        active::{ActiveRun, InputReceivers},
-        commit::Conclusion,
-        execute::Executor,
-        registry::{RunRegistry, RunSource, RunStatus},
-        slots::{SlotQueue, WaitingRun},
-    },
+    core::Core,
+    lease::worker_lease::WorkerLease,
+    session::table::Holding,
+    slots::{SlotQueue, WaitingRun},
 };
 
 /// Between two attempts to hand a run back.
@@ -51,13 +49,9 @@ pub(crate) enum Assignment {
 /// Starts runs, lets them wait for a slot, or hands them back.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
-    pub(crate) store: Store,
-    pub(crate) lease: LeaseHandle,
-    pub(crate) sessions: Arc<Sessions>,
-    pub(crate) runs: Arc<RunRegistry>,
+    pub(crate) core: Arc<Core>,
     pub(crate) slots: Arc<SlotQueue>,
     pub(crate) executor: Arc<Executor>,
-    pub(crate) drain: Arc<DrainState>,
 }
 
 impl Dispatcher {
@@ -73,13 +67,13 @@ impl Dispatcher {
         mut assigned: AssignedRun,
         source: RunSource,
     ) -> Assignment {
-        let closing = match self.sessions.holding(assigned.session) {
+        let closing = match self.core.sessions.holding(assigned.session) {
             Holding::Held { epoch, closing } if epoch == assigned.epoch => closing,
             Holding::Held { .. } | Holding::Acquiring | Holding::Releasing | Holding::NotHeld => {
                 return Assignment::Rejected;
             }
         };
-        match self.runs.claim(assigned.id, current.incarnation, source) {
+        match self.core.runs.claim(assigned.id, current.incarnation, source) {
             Ok(()) => {}
             Err(RunStatus::Active(_)) => return Assignment::Started,
             Err(RunStatus::Waiting) => return Assignment::Queued,
@@ -91,7 +85,7 @@ impl Dispatcher {
             self.start(current, assigned, None, None);
             return Assignment::Started;
         }
-        if self.drain.is_draining() {
+        if self.core.drain.is_draining() {
             let (dispatcher, current) = (self.clone(), current.clone());
             task::background("hand back", async move {
                 dispatcher.hand_back(&current, assigned.names(), assigned.turn).await
@@ -115,14 +109,14 @@ impl Dispatcher {
         session: SessionId,
         tenant: &TenantId,
     ) {
-        if self.runs.claim(run, incarnation, RunSource::Queued).is_err() {
+        if self.core.runs.claim(run, incarnation, RunSource::Queued).is_err() {
             return;
         }
         let waiting = WaitingRun { run, session, since: Instant::now() };
         let joined = self.slots.lock().wait(tenant, waiting);
         match joined {
             Ok(()) => self.fill_slots(),
-            Err(_full) => self.runs.handed_back(run, incarnation),
+            Err(_full) => self.core.runs.handed_back(run, incarnation),
         }
     }
 
@@ -131,10 +125,10 @@ impl Dispatcher {
     pub(crate) async fn hand_back(&self, current: &WorkerLease, run: RunRef<'_>, turn: i32) -> bool {
         let incarnation = current.incarnation;
         while !current.fence.is_cancelled() {
-            match self.store.run_hand_back(run, turn, self.lease.worker(), incarnation).await {
+            match self.core.store.run_hand_back(run, turn, self.core.lease.worker(), incarnation).await {
                 Ok(is_queued) => {
-                    self.runs.handed_back(run.id, incarnation);
-                    self.sessions.queued.mark(run.session);
+                    self.core.runs.handed_back(run.id, incarnation);
+                    self.core.sessions.queued.mark(run.session);
                     return is_queued;
                 }
                 Err(error) => tracing::warn!(%error, run = %run.id, "cannot hand back run, retrying"),
@@ -142,16 +136,16 @@ impl Dispatcher {
             sleep(jittered(RETRY_DELAY)).await;
         }
         // The next incarnation may find it in the store again.
-        self.runs.leave(run.id, incarnation);
+        self.core.runs.leave(run.id, incarnation);
         false
     }
 
     /// Forgets the runs that wait for a slot: the store has them as queued.
     pub(crate) fn forget_waiting(&self) {
         let waiting = self.slots.lock().clear_waiting();
-        let incarnation = self.lease.incarnation();
+        let incarnation = self.core.lease.incarnation();
         for waiting in waiting {
-            self.runs.leave(waiting.run, incarnation);
+            self.core.runs.leave(waiting.run, incarnation);
         }
     }
 
@@ -175,12 +169,13 @@ impl Dispatcher {
 
     /// Begins a queued run, if the worker still holds its session.
     async fn begin(self: Arc<Self>, waiting: WaitingRun, slot: Slot) {
-        let current = self.lease.current();
-        let epoch = match self.sessions.holding(waiting.session) {
+        let current = self.core.lease.current();
+        let epoch = match self.core.sessions.holding(waiting.session) {
             Holding::Held { epoch, .. } if current.is_live() => epoch,
             _ => return self.leave(&waiting, &current),
         };
-        match self.store.run_begin(waiting.run, &self.lease.token(current.incarnation, epoch)).await {
+        match self.core.store.run_begin(waiting.run, &self.core.lease.token(current.incarnation, epoch)).await
+        {
             Ok(Some(assigned)) => {
                 self.start(&current, assigned, Some(slot), Some(waiting.since));
             }
@@ -194,8 +189,8 @@ impl Dispatcher {
 
     /// Leaves a run to the poll.
     fn leave(&self, waiting: &WaitingRun, current: &WorkerLease) {
-        self.runs.leave(waiting.run, current.incarnation);
-        self.sessions.queued.mark(waiting.session);
+        self.core.runs.leave(waiting.run, current.incarnation);
+        self.core.sessions.queued.mark(waiting.session);
     }
 
     fn start(
@@ -217,9 +212,9 @@ impl Dispatcher {
         if let Some(at) = queued_at {
             span.in_scope(|| metrics().step(Step::Queue, at.elapsed()));
         }
-        let lease = self.lease.token(current.incarnation, assigned.epoch);
+        let lease = self.core.lease.token(current.incarnation, assigned.epoch);
         let (run, inputs) = ActiveRun::new(assigned, lease, &current.fence);
-        self.runs.activate(run.clone());
+        self.core.runs.activate(run.clone());
         task::background("run", self.clone().execute(run, inputs, slot).instrument(span));
     }
 
@@ -235,7 +230,7 @@ impl Dispatcher {
         run.output.close();
         drop(slot);
         if self.executor.conclude(&run, result).await == Conclusion::NotHeld {
-            self.hand_back(&self.lease.current(), run.assigned.names(), run.assigned.turn).await;
+            self.hand_back(&self.core.lease.current(), run.assigned.names(), run.assigned.turn).await;
         }
     }
 }

@@ -3,112 +3,41 @@
 use std::{
     borrow::Cow,
     sync::{Arc, atomic::Ordering},
-    time::Duration,
 };
 
 use codelia_backends::{Launched, Prepared, Running};
-use codelia_policy::{EscapeOptions, Plan, PlanTarget};
-use codelia_store::{AssignedRun, FlagTally, SecretKey, Store};
+use codelia_policy::{Plan, PlanTarget};
+use codelia_store::AssignedRun;
 use codelia_telemetry::{Permit, Step, metrics, trace};
 use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, Receipt};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
-use crate::{
-    disk::{Disk, Space, WatchedRun},
-    egress::{Egress, OpenSandbox, Subject},
-    lease::{
-        sessions::{Holding, Sessions},
-        worker_lease::LeaseHandle,
-    },
+use super::{
+    active::{ActiveRun, InputReceivers, Started},
+    commit::Report,
+    executor::{Executor, NoResult, NotStarted},
+    io::stdio::{self, Ends},
     reads::{self, DecidedReads},
-    run::{
-        active::{ActiveRun, InputReceivers, Started},
-        commit::Report,
-        registry::RunRegistry,
-        retry::{LeaseLost, retry_until_fenced},
-        stdio::{self, Ends},
-        volumes::WrittenVolume,
+    retry::retry_until_fenced,
+    watch::{
+        LimitWatch, LimitWatches, directories,
+        volumes::{self, WrittenVolume},
     },
-    sandbox::{
-        backends::{
-            Backends, Denial, denial, failed, no_secrets, not_permitted, session_full, tool_withdrawn,
-            unenforceable,
-        },
-        receipts::Receipts,
-        spare_maker::SpareMaker,
-    },
-    wakeups::Wakeups,
-    workspace::root::{RootError, SessionRoot},
 };
-
-/// Executes runs that were activated and commits their results.
-#[derive(Debug)]
-pub(crate) struct Executor {
-    pub(crate) store: Store,
-    pub(crate) lease: LeaseHandle,
-    pub(crate) sessions: Arc<Sessions>,
-    pub(crate) runs: Arc<RunRegistry>,
-    pub(crate) root: Arc<SessionRoot>,
-    pub(crate) backends: Arc<Backends>,
-    pub(crate) spares: Arc<SpareMaker>,
-    pub(crate) receipts: Arc<Receipts>,
-    pub(crate) wakeups: Arc<Wakeups>,
-    pub(crate) egress: Arc<Egress>,
-    pub(crate) flags: Arc<FlagTally>,
-    pub(crate) disk: Arc<Disk>,
-    pub(crate) space: Arc<Space>,
-    /// From the signal that asks a command to end to the one that kills it.
-    pub(crate) kill_grace: Duration,
-    /// How long a read waits for a decision.
-    pub(crate) read_timeout: Duration,
-    /// The responses to attempts to escape.
-    pub(crate) escape: EscapeOptions,
-    /// Decrypts secret variables.
-    pub(crate) secret_key: Option<SecretKey>,
-}
+use crate::{
+    disk::WatchedRun,
+    egress::{OpenSandbox, Subject},
+    sandbox::backends::{
+        Denial, denial, failed, no_secrets, not_permitted, session_full, tool_withdrawn, unenforceable,
+    },
+    session::table::Holding,
+    workspace::root::RootError,
+};
 
 /// A sandbox in network mode `proxy` has no sockets for the egress proxy.
 #[derive(Debug, thiserror::Error)]
 #[error("the sandbox has no sockets for the egress proxy")]
 struct NoEgress;
-
-/// Why a run has no result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NoResult {
-    /// The lease is lost: the store decides what becomes of the run.
-    LeaseLost,
-    /// Its command was not started, and this worker no longer holds its session or shuts down.
-    NotHeld,
-}
-
-impl From<LeaseLost> for NoResult {
-    fn from(LeaseLost: LeaseLost) -> Self {
-        Self::LeaseLost
-    }
-}
-
-/// Why a command was not started.
-#[derive(Debug)]
-pub(super) enum NotStarted {
-    /// It can have no sandbox.
-    Denied(Denial),
-    /// The run was canceled; the receipt of the sandbox that was prepared for it.
-    Canceled(Receipt),
-    /// The worker may not start it.
-    NoResult(NoResult),
-}
-
-impl From<Denial> for NotStarted {
-    fn from(denial: Denial) -> Self {
-        Self::Denied(denial)
-    }
-}
-
-impl From<NoResult> for NotStarted {
-    fn from(no_result: NoResult) -> Self {
-        Self::NoResult(no_result)
-    }
-}
 
 /// A command that was started.
 #[derive(Debug)]
@@ -120,10 +49,16 @@ pub(super) struct StartedCommand {
     pub(super) network: Option<OpenSandbox>,
     /// Decides about its reads, in `filesystem.mode` dynamic.
     pub(super) reads: Option<DecidedReads>,
-    /// Watches the files of its session.
-    pub(super) disk: WatchedRun,
+    /// What is measured of it.
+    pub(super) watches: LimitWatches,
     /// The volumes that it may write to.
     pub(super) volumes: Vec<WrittenVolume>,
+}
+
+/// What a sandbox is connected to before its command starts.
+struct Equipment {
+    network: Option<OpenSandbox>,
+    reads: Option<DecidedReads>,
 }
 
 /// A sandbox for a run.
@@ -150,7 +85,43 @@ impl Executor {
         }
     }
 
+    /// Starts the command of a run, step by step. Whatever fails leaves no sandbox behind.
     async fn start(&self, run: &ActiveRun) -> Result<StartedCommand, NotStarted> {
+        self.check_startable(run).await?;
+        let volumes = self.volumes(run).await?;
+        let (plan, permit) = self.plan(run).await?;
+        let plan = plan.with_volumes(&volumes.directories);
+        self.record_shared_paths(&plan).await?;
+        let disk = self.watch_disk(run, &plan).await?;
+        let command = self.command(run)?;
+        let requested_at = Instant::now();
+        let mut sandbox = self.sandbox(run, &plan).await?;
+        drop(permit);
+        let equipment = match self.equip(run, &plan, &mut sandbox).await {
+            Ok(equipment) => equipment,
+            Err(not_started) => return Err(self.discard(sandbox, not_started).await),
+        };
+        // Preparation that the run had to wait for counts as setup.
+        let waited = requested_at.elapsed();
+        run.launched.store(true, Ordering::Release);
+        let launched = self.launch(&command, sandbox.prepared).await?;
+        let (Launched { running, setup_time, .. }, stdio) = launched;
+        let started = Started {
+            setup_time: setup_time + waited,
+            prepared: sandbox.was_ready,
+            unenforced: plan.unenforced_fields(),
+            watched: plan.watched_fields(),
+        };
+        trace::step("launch", setup_time);
+        metrics().setup(plan.mode.as_str(), started.prepared, started.setup_time);
+        disk.started(running.usage_reader());
+        let watches = self.watch_limits(run, disk, &volumes.written);
+        let Equipment { network, reads } = equipment;
+        Ok(StartedCommand { running, stdio, started, network, reads, watches, volumes: volumes.written })
+    }
+
+    /// Whether the command may start: the worker may start one, has room for it, and the run is permitted.
+    async fn check_startable(&self, run: &ActiveRun) -> Result<(), NotStarted> {
         let checked_at = Instant::now();
         self.check_lease(run)?;
         trace::step("check lease", checked_at.elapsed());
@@ -161,57 +132,51 @@ impl Executor {
         if let Some(refusal) = self.space.refuse_run() {
             return Err(NotStarted::Denied(refusal.into()));
         }
-        self.check_permitted(run).await?;
-        let volumes = self.volumes(run).await?;
-        let (plan, permit) = self.plan(run).await?;
-        let plan = plan.with_volumes(&volumes.directories);
-        self.record_shared_paths(&plan).await?;
-        let disk = self.watch_disk(run, &plan).await?;
-        let command = self.command(run)?;
-        let requested_at = Instant::now();
-        let Sandbox { prepared: mut sandbox, was_ready: prepared, descriptors } =
-            self.sandbox(run, &plan).await?;
-        drop(permit);
-        if let Err(no_result) = self.check_lease(run) {
-            self.receipts.record(sandbox.discard().await);
-            return Err(no_result.into());
-        }
+        self.check_permitted(run).await
+    }
+
+    /// Checks again that the command may start, and connects its sandbox to what decides about its
+    /// connections and reads.
+    async fn equip(
+        &self,
+        run: &ActiveRun,
+        plan: &Plan,
+        sandbox: &mut Sandbox,
+    ) -> Result<Equipment, NotStarted> {
+        self.check_lease(run)?;
         if run.cancel.is_cancelled() {
-            let receipt = sandbox.discard().await;
-            self.receipts.record(receipt);
-            return Err(NotStarted::Canceled(receipt));
+            return Err(NotStarted::Canceled(Receipt::default()));
         }
-        let network = match self.open_network(run, &plan, &mut *sandbox, descriptors).await {
-            Ok(network) => network,
-            Err(not_started) => {
-                self.receipts.record(sandbox.discard().await);
-                return Err(not_started);
-            }
-        };
-        let reads = match self.decide_reads(run, &mut *sandbox).await {
-            Ok(reads) => reads,
-            Err(not_started) => {
-                self.receipts.record(sandbox.discard().await);
-                return Err(not_started);
-            }
-        };
-        // Preparation that the run had to wait for counts as setup.
-        let waited = requested_at.elapsed();
-        run.launched.store(true, Ordering::Release);
-        let (Launched { running, setup_time, .. }, stdio) = self.launch(&command, sandbox).await?;
-        let (unenforced, watched) = (plan.unenforced_fields(), plan.watched_fields());
-        let started = Started { setup_time: setup_time + waited, prepared, unenforced, watched };
-        trace::step("launch", setup_time);
-        metrics().setup(plan.mode.as_str(), prepared, started.setup_time);
-        let volumes = volumes.written;
-        Ok(StartedCommand { running, stdio, started, network, reads, disk, volumes })
+        let descriptors = sandbox.descriptors.take();
+        let network = self.open_network(run, plan, &mut *sandbox.prepared, descriptors).await?;
+        let reads = self.decide_reads(run, &mut *sandbox.prepared).await?;
+        Ok(Equipment { network, reads })
+    }
+
+    /// Discards the sandbox of a command that is not started. A canceled run reports its receipt.
+    async fn discard(&self, sandbox: Sandbox, not_started: NotStarted) -> NotStarted {
+        let receipt = sandbox.prepared.discard().await;
+        self.receipts.record(receipt);
+        match not_started {
+            NotStarted::Canceled(_) => NotStarted::Canceled(receipt),
+            NotStarted::Denied(_) | NotStarted::NoResult(_) => not_started,
+        }
+    }
+
+    /// Watches all limits that are measured while the command runs.
+    fn watch_limits(&self, run: &ActiveRun, disk: WatchedRun, volumes: &[WrittenVolume]) -> LimitWatches {
+        let workspace = self.core.root.session(run.assigned.session);
+        let directories = directories::watch(workspace, &run.assigned.spec.policy);
+        let sizes = [directories, volumes::watch(volumes)].into_iter().flatten();
+        let sizes = sizes.map(|watch| Box::new(watch) as Box<dyn LimitWatch>);
+        LimitWatches(sizes.chain([Box::new(disk) as Box<dyn LimitWatch>]).collect())
     }
 
     /// Whether the run's command may start now: the lease is live and the session held. A run that
     /// began while its session was being closed is canceled: its directory is about to be removed. One
     /// that has not begun at the end of a drain is handed back.
     fn check_lease(&self, run: &ActiveRun) -> Result<(), NoResult> {
-        let current = self.lease.borrow();
+        let current = self.core.lease.borrow();
         if run.fence.is_cancelled() || current.incarnation != run.lease.incarnation {
             return Err(NoResult::LeaseLost);
         }
@@ -223,7 +188,7 @@ impl Executor {
         if run.drain_deadline.is_cancelled() {
             return Err(NoResult::NotHeld);
         }
-        match self.sessions.holding(run.assigned.session) {
+        match self.core.sessions.holding(run.assigned.session) {
             Holding::Held { epoch, closing } if epoch == run.assigned.epoch => {
                 if closing {
                     run.cancel_within(None);
@@ -240,7 +205,7 @@ impl Executor {
     async fn check_permitted(&self, run: &ActiveRun) -> Result<(), NotStarted> {
         let AssignedRun { spec, turn, .. } = &run.assigned;
         if let (Some(tool), true) = (&spec.tool, *turn > 0) {
-            let read = || self.store.tool_withdrawn(&run.assigned, tool);
+            let read = || self.core.store.tool_withdrawn(&run.assigned, tool);
             let read = retry_until_fenced("read tool", run, read);
             if let Some(why) = read.await.map_err(NoResult::from)? {
                 return Err(tool_withdrawn(tool, why).into());
@@ -250,7 +215,8 @@ impl Executor {
         if *turn == 0 || !(has_network || spec.mode == Mode::Logical) {
             return Ok(());
         }
-        let read = retry_until_fenced("read permissions", run, || self.store.run_withdrawn(&run.assigned));
+        let read =
+            retry_until_fenced("read permissions", run, || self.core.store.run_withdrawn(&run.assigned));
         match read.await.map_err(NoResult::from)? {
             Some(withdrawn) => Err(not_permitted(spec, withdrawn).into()),
             None => Ok(()),
@@ -260,9 +226,9 @@ impl Executor {
     async fn plan(&self, run: &ActiveRun) -> Result<(Plan, Option<Permit>), NotStarted> {
         let AssignedRun { session, tenant, spec, .. } = &run.assigned;
         let session = *session;
-        let ids = self.sessions.ids(session).ok_or(NoResult::NotHeld)?;
-        let target = PlanTarget { sandbox: run.id(), session, root: self.root.session(session) };
-        let (plan, permit) = self.backends.plan_for(tenant, target, spec, ids).await?;
+        let ids = self.core.sessions.ids(session).ok_or(NoResult::NotHeld)?;
+        let target = PlanTarget { sandbox: run.id(), session, root: self.core.root.session(session) };
+        let (plan, permit) = self.core.backends.plan_for(tenant, target, spec, ids).await?;
         Ok((self.with_transaction(run, plan).await?, permit))
     }
 
@@ -271,7 +237,7 @@ impl Executor {
     async fn record_shared_paths(&self, plan: &Plan) -> Result<(), Denial> {
         let paths = plan.writable_host_paths();
         let (Some(ids), false) = (plan.ids, paths.is_empty()) else { return Ok(()) };
-        let root = self.root.clone();
+        let root = self.core.root.clone();
         let recorded = tokio::task::spawn_blocking(move || root.share_paths(ids, &paths)).await;
         let recorded = recorded.map_err(|panic| RootError::interrupted(panic.into())).flatten();
         recorded.map_err(|error| failed(&error).into())
@@ -280,15 +246,15 @@ impl Executor {
     /// Watches the files of the session from now on.
     async fn watch_disk(&self, run: &ActiveRun, plan: &Plan) -> Result<WatchedRun, Denial> {
         let session = run.assigned.session;
-        self.disk.check_start(session).map_err(session_full)?;
-        let watched = self.disk.watch_run(session, plan.limits.disk()).await;
+        self.core.disk.check_start(session).map_err(session_full)?;
+        let watched = self.core.disk.watch_run(session, plan.limits.disk()).await;
         watched.map_err(|error| failed(&error).into())
     }
 
     /// The session's spare sandbox if it fits, else a new one.
     async fn sandbox(&self, run: &ActiveRun, plan: &Plan) -> Result<Sandbox, NotStarted> {
         let requested_at = Instant::now();
-        if let Some(spare) = self.sessions.take_spare(run.assigned.session, plan) {
+        if let Some(spare) = self.core.sessions.take_spare(run.assigned.session, plan) {
             let was_ready = spare.is_ready();
             match spare.into_sandbox().await {
                 Some((prepared, descriptors)) if prepared.is_alive() => {
@@ -300,7 +266,7 @@ impl Executor {
             }
         }
         let descriptors = self.reserve_descriptors(run, plan).await?;
-        let prepared = self.backends.prepare(plan).await?;
+        let prepared = self.core.backends.prepare(plan).await?;
         metrics().step(Step::Prepare, requested_at.elapsed());
         Ok(Sandbox { prepared, was_ready: false, descriptors })
     }
@@ -342,7 +308,7 @@ impl Executor {
         let subject = Subject { run: *id, session: *session, tenant: tenant.clone() };
         let read = retry_until_fenced("read session lists", run, || self.egress.decided(&subject));
         let decided = read.await.map_err(NoResult::from)?;
-        let created_with = self.sessions.network(*session);
+        let created_with = self.core.sessions.network(*session);
         let policies = (&spec.policy.network, created_with.as_ref());
         let opened = self.egress.open(subject, policies, decided, sockets, descriptors);
         let opened =
@@ -360,9 +326,9 @@ impl Executor {
         let AssignedRun { id, session, tenant, .. } = &run.assigned;
         let subject = Subject { run: *id, session: *session, tenant: tenant.clone() };
         let read =
-            retry_until_fenced("read grants", run, || self.store.approval_read_grants(tenant, *session));
+            retry_until_fenced("read grants", run, || self.core.store.approval_read_grants(tenant, *session));
         let grants = read.await.map_err(NoResult::from)?;
-        Ok(Some(reads::start(&self.store, subject, reads, grants, self.read_timeout)))
+        Ok(Some(reads::start(&self.core.store, subject, reads, grants, self.read_timeout)))
     }
 
     /// The command with its secret variables.

@@ -7,7 +7,7 @@ use codelia_proto::{
 };
 use tokio::{task::spawn_blocking, time::Instant};
 
-use crate::run::{active::ActiveRun, output_pacing::OutputPacing};
+use super::{active::ActiveRun, io::pacing::OutputPacing};
 
 /// Processes that are listed.
 const MAX_PROCESSES: usize = 1000;

@@ -3,7 +3,7 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use codelia_backends::{IsolationCheck, Running};
-use codelia_policy::{EscapeOptions, VOLUME_BYTES};
+use codelia_policy::EscapeOptions;
 use codelia_telemetry::{Step, metrics, task, trace};
 use codelia_types::{LostReason, NearLimit, Outcome, Usage, Violation};
 use tokio::{
@@ -11,31 +11,24 @@ use tokio::{
     task::{JoinHandle, spawn_blocking},
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
-use tokio_util::sync::CancellationToken;
 
-use crate::{
-    disk::WatchedRun,
-    lease::worker_lease::LeaseHandle,
-    run::{
-        active::{ActiveRun, Control, InputReceivers, Phase},
-        commit::Report,
-        directory_limits,
+use super::{
+    active::{ActiveRun, Control, InputReceivers, Phase},
+    commit::Report,
+    execute::StartedCommand,
+    executor::Executor,
+    io::{pacing::OutputPacing, stdio::Terminal, streams::Streams},
+    live_usage::Meter,
+    retry::LeaseLost,
+    signs::{
         escape::{self, EscapeLog, Indicator},
-        execute::{Executor, StartedCommand},
-        live_usage::Meter,
         operations,
-        output_pacing::OutputPacing,
-        retry::LeaseLost,
-        size_watch::SizeWatch,
-        stdio::Terminal,
-        streams::Streams,
-        volumes,
     },
+    watch::LimitWatches,
 };
+use crate::lease::worker_lease::LeaseHandle;
 
 const SIGTERM: i32 = 15;
-/// The resource of a run that exceeded the limit of a directory.
-const DISK_BYTES: &str = "disk_bytes";
 /// How long the violation reports of a sandbox may take to end after it.
 const REPORTS_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -74,31 +67,25 @@ impl Executor {
         inputs: InputReceivers,
         command: StartedCommand,
     ) -> Result<Report, LeaseLost> {
-        let StartedCommand { mut running, stdio, started, network, reads, disk, volumes } = command;
+        let StartedCommand { mut running, stdio, started, network, reads, watches, volumes } = command;
         let started_at = Instant::now();
         run.sandbox.get_or_init(|| running.remote());
         run.meter.get_or_init(|| Meter { started_at, reader: running.usage_reader() });
-        disk.started(running.usage_reader());
         run.phase.send_replace(Phase::Started(started.clone()));
         let stdin = stdio.stdin.map(|writer| (writer, inputs.stdin));
-        let streams = Streams::start(&self.store, run, stdio.outputs, stdin);
-        let violations = running.violations().map(|reports| collect(run, reports, self.escape));
-        let isolation = running.isolation_check().map(|check| watch_isolation(run, check, self.escape));
+        let streams = Streams::start(&self.core.store, run, stdio.outputs, stdin);
+        let signs = SignWatches::start(run, running.as_mut(), &self.escape);
 
-        let workspace = self.root.session(run.assigned.session);
-        let directories = directory_limits::watch(workspace, &run.assigned.spec.policy);
-        let volume_watch = volumes::watch(&volumes);
-        let volume_full = volume_watch.exceeded.clone();
-        let mut reports =
-            Reports { control: inputs.control, near_limits: running.near_limits(), directories, volume_full };
-        let waiting = wait(run, running.as_mut(), &self.lease, &mut reports, stdio.terminal.as_ref());
-        let waiting = until_full(waiting, &disk);
+        let near_limits = running.near_limits();
+        let mut reports = Reports { control: inputs.control, near_limits, watches };
+        let terminal = stdio.terminal.as_ref();
+        let waiting = wait(run, running.as_mut(), &self.core.lease, &mut reports, terminal);
         let end = then_after(SPARE_DELAY, waiting, || self.spares.refill(run.assigned.session)).await;
         let ended = self.stop(run, running.as_mut(), end).await;
-        isolation.inspect(JoinHandle::abort);
-        drop(volume_watch);
+        signs.stop_checks();
         reports.pass_last_near_limits(run);
         metrics().step(Step::Execute, started_at.elapsed());
+
         let ended_at = Instant::now();
         streams.finish(&run.output).await;
         // Before the sandbox is destroyed: its sockets keep its network namespace.
@@ -114,29 +101,24 @@ impl Executor {
             reads.detach();
         }
         self.receipts.record(receipt);
-        drop(disk);
-        if let Some(violations) = violations {
-            all_collected(violations).await;
-        }
+        // Nothing writes any more.
+        drop(reports.watches);
+        signs.collected().await;
         trace::step("clean up", ended_at.elapsed());
+
         let (outcome, mut usage) = ended?;
         let outcome = self.measure_volumes(&volumes, outcome).await;
-        let deadline = started_at + run.assigned.spec.timeout();
-        let followed = run.fence.run_until_cancelled(timeout_at(deadline, run.output.followed()));
-        // A canceled run, one without a lease, or one whose worker shuts down waits for no one.
-        let followed = run.drain_deadline.run_until_cancelled(followed);
-        let _ = run.cancel.run_until_cancelled(followed).await;
+        wait_for_owner(run, started_at).await;
         let pacing = OutputPacing::of(&run.assigned.spec.policy);
-        (usage.cpu_time, usage.wall_time) =
-            (pacing.round_up(usage.cpu_time), pacing.round_up(usage.wall_time));
+        usage.cpu_time = pacing.round_up(usage.cpu_time);
+        usage.wall_time = pacing.round_up(usage.wall_time);
         let network = network.unwrap_or_default().with_direct_attempts(usage.network);
         usage.network = network.usage;
         run.escape.network(&self.escape, run.assigned.spec.network, usage.network.as_ref());
-        if let Some(canaries) = self.backends.canaries() {
-            canaries.respond(&self.runs, &self.escape).await;
-        }
+        self.canaries.respond().await;
         let outcome = run.escape.outcome(outcome);
-        let logged = operations.map(|it| operations::events(&it, started_at, &pacing, self.escape.webhook));
+        let logged = operations
+            .map(|it| operations::events(&it, started_at, &pacing, self.escape.webhook_url().is_some()));
         let report = Report::of_started(outcome, usage, receipt, started_at, started);
         Ok(report.with_events(network.events).with_logged(logged.unwrap_or_default()))
     }
@@ -190,10 +172,7 @@ async fn end_within_grace(run: &ActiveRun, running: &mut dyn Running, default: D
 struct Reports {
     control: mpsc::Receiver<Control>,
     near_limits: Option<mpsc::Receiver<NearLimit>>,
-    /// Of the limits of single directories.
-    directories: SizeWatch,
-    /// Canceled when a volume of the command is too large.
-    volume_full: CancellationToken,
+    watches: LimitWatches,
 }
 
 impl Reports {
@@ -236,11 +215,11 @@ async fn wait(
             () = run.escape.terminate.cancelled() => return End::Escape,
             () = run.cancel.cancelled() => return End::Forced(Outcome::Canceled),
             () = run.drain_deadline.cancelled() => return End::Forced(Outcome::Lost(LostReason::DrainDeadline)),
-            () = reports.directories.exceeded.cancelled() => {
-                return End::Exceeded(Outcome::Limit(DISK_BYTES.to_owned()));
+            limit = reports.watches.exceeded() => {
+                tracing::info!(outcome = limit.kind(), "the command exceeds a limit, killing it");
+                return End::Exceeded(limit);
             }
             () = sleep_until(deadline) => return End::Forced(Outcome::TimedOut),
-            () = reports.volume_full.cancelled() => return End::Exceeded(Outcome::Limit(VOLUME_BYTES.to_owned())),
             () = sleep_until(run.owner_deadline), if run.awaits_owner() => {
                 // The caller may have attached since this wait began.
                 if run.awaits_owner() {
@@ -273,16 +252,13 @@ async fn wait(
     }
 }
 
-/// Awaits `waiting`, or the moment when the session's files exceed a limit.
-async fn until_full(waiting: impl Future<Output = End>, disk: &WatchedRun) -> End {
-    tokio::select! {
-        biased;
-        end = waiting => end,
-        limit = disk.exceeded() => {
-            tracing::info!(%limit, "session exceeds its disk limit, killing the command");
-            End::Exceeded(Outcome::Limit(limit.resource().to_owned()))
-        }
-    }
+/// Waits until the caller that the run ends with has all output. A canceled run, one without a lease, or
+/// one whose worker shuts down waits for no one.
+async fn wait_for_owner(run: &ActiveRun, started_at: Instant) {
+    let deadline = started_at + run.assigned.spec.timeout();
+    let followed = run.fence.run_until_cancelled(timeout_at(deadline, run.output.followed()));
+    let followed = run.drain_deadline.run_until_cancelled(followed);
+    let _ = run.cancel.run_until_cancelled(followed).await;
 }
 
 /// Awaits `waiting`, and calls `then` when it is done or after `delay`, whichever is first.
@@ -300,7 +276,7 @@ async fn then_after<T>(delay: Duration, waiting: impl Future<Output = T>, then: 
 fn collect(
     run: &Arc<ActiveRun>,
     mut reports: mpsc::Receiver<Violation>,
-    escape: EscapeOptions,
+    escape: Arc<EscapeOptions>,
 ) -> JoinHandle<()> {
     let run = run.clone();
     task::background("violations", async move {
@@ -312,7 +288,11 @@ fn collect(
 }
 
 /// Checks from time to time that the processes of a command stay in their sandbox.
-fn watch_isolation(run: &Arc<ActiveRun>, check: IsolationCheck, options: EscapeOptions) -> JoinHandle<()> {
+fn watch_isolation(
+    run: &Arc<ActiveRun>,
+    check: IsolationCheck,
+    options: Arc<EscapeOptions>,
+) -> JoinHandle<()> {
     let run = run.clone();
     task::background("isolation check", async move {
         // The first look shows where init is, before anything could have moved it.
@@ -329,13 +309,34 @@ fn watch_isolation(run: &Arc<ActiveRun>, check: IsolationCheck, options: EscapeO
     })
 }
 
-/// Waits for the last reports of a sandbox that is gone.
-async fn all_collected(mut collecting: JoinHandle<()>) {
-    if timeout(REPORTS_TIMEOUT, &mut collecting).await.is_err() {
-        tracing::error!(
-            timeout_seconds = REPORTS_TIMEOUT.as_secs_f64(),
-            "violation reports did not end with their sandbox"
-        );
-        collecting.abort();
+/// Looks for signs of an escape while a command runs.
+struct SignWatches {
+    violations: Option<JoinHandle<()>>,
+    isolation: Option<JoinHandle<()>>,
+}
+
+impl SignWatches {
+    fn start(run: &Arc<ActiveRun>, running: &mut dyn Running, escape: &Arc<EscapeOptions>) -> Self {
+        Self {
+            violations: running.violations().map(|reports| collect(run, reports, escape.clone())),
+            isolation: running.isolation_check().map(|check| watch_isolation(run, check, escape.clone())),
+        }
+    }
+
+    /// Checks no more where the processes are: they have ended.
+    fn stop_checks(&self) {
+        self.isolation.iter().for_each(JoinHandle::abort);
+    }
+
+    /// Waits for the last reports of a sandbox that is gone.
+    async fn collected(self) {
+        let Some(mut collecting) = self.violations else { return };
+        if timeout(REPORTS_TIMEOUT, &mut collecting).await.is_err() {
+            tracing::error!(
+                timeout_seconds = REPORTS_TIMEOUT.as_secs_f64(),
+                "violation reports did not end with their sandbox"
+            );
+            collecting.abort();
+        }
     }
 }

@@ -9,12 +9,8 @@ use codelia_telemetry::{DiskCause, DiskEffect, Permit, TenantPool, metrics};
 use codelia_types::{Mode, NetworkMode, Reason, Refusal, SessionId, TenantId};
 use tokio::task::spawn_blocking;
 
-use crate::{
-    Error,
-    canary::{self, Canaries},
-    disk::DiskFull,
-    egress::TrustStore,
-};
+use super::canary::{self, Canaries};
+use crate::{disk::DiskFull, egress::TrustStore, error::Error};
 
 /// How many sandboxes with a large policy may wait for their plan, for each tenant. Slots bound them
 /// too.
@@ -316,7 +312,7 @@ pub(crate) fn no_secrets(why: &str) -> Denial {
 
 /// A session that uses far more than its limit. Only file calls can make room.
 pub(crate) fn session_full(full: DiskFull) -> Denial {
-    metrics().disk_limited(DiskCause::Session, DiskEffect::RunRefused);
+    metrics().disk.limited(DiskCause::Session, DiskEffect::RunRefused);
     let DiskFull { limit, used, max } = full;
     let unit = if limit == Limit::Inodes { "files" } else { "bytes" };
     let message = format!(

@@ -54,7 +54,7 @@ pub(crate) async fn leave_rotation(store: &Store, worker: &WorkerId, receipt: Re
     let concerned = EventSubject { worker: Some(worker.clone()), ..EventSubject::default() };
     let detail = json!({ "reason": "SANDBOX_RECEIPT_UNCLEAN", "receipt": receipt });
     let happening = EventBody { kind: EventKind::WorkerOutOfRotation, field: None, detail };
-    store.event_insert(&concerned, &happening).await
+    store.audit_insert(&concerned, &happening).await
 }
 
 #[cfg(test)]

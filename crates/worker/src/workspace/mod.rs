@@ -1,6 +1,5 @@
 //! Session directories: creates, owns and removes them.
 
-pub(crate) mod janitor;
 pub(crate) mod removal_backoff;
 pub(crate) mod root;
 pub(crate) mod transaction;

@@ -88,7 +88,7 @@ impl Stuck {
     fn end(self, outcome: Outcome) {
         std::fs::write(self.fixture.directory(self.session).join("go"), "").unwrap();
         self.runtime.block_on(async {
-            assert_eq!(self.fixture.ended(self.run).await.outcome, Some(outcome));
+            assert_eq!(self.fixture.ended(self.run).await.outcome(), Some(&outcome));
             self.fixture.end().await;
         });
     }

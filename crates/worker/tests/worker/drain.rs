@@ -14,7 +14,7 @@ async fn draining_worker_finishes_runs_and_releases_sessions() {
     let session = fixture.held_session().await;
     let run = fixture.start(session, &shell("sleep 0.5; exit 5")).await;
     fixture.shut_down().await;
-    assert_eq!(fixture.row(run).await.outcome, Some(Outcome::Exited(5)));
+    assert_eq!(fixture.row(run).await.outcome(), Some(&Outcome::Exited(5)));
     assert_eq!(fixture.holder(session).await, None);
     assert!(fixture.directory(session).exists(), "its files stay for the next worker");
     let workers = fixture.store.worker_list(None, 10).await.unwrap();
@@ -29,7 +29,7 @@ async fn run_beyond_drain_grace_is_lost_with_reason() {
     let session = fixture.held_session().await;
     let run = fixture.start(session, &shell("sleep 1000")).await;
     fixture.shut_down().await;
-    assert_eq!(fixture.row(run).await.outcome, Some(Outcome::Lost(LostReason::DrainDeadline)));
+    assert_eq!(fixture.row(run).await.outcome(), Some(&Outcome::Lost(LostReason::DrainDeadline)));
     fixture.end().await;
 }
 
@@ -56,7 +56,7 @@ async fn run_queued_in_unnoticed_drain_is_found() {
     let (run, _) = fixture.record(session, &shell("exit 3")).await;
     assert_eq!(run.state, RunState::Queued);
     fixture.store.worker_undrain(&fixture.worker).await.unwrap();
-    assert_eq!(fixture.ended(run.id).await.outcome, Some(Outcome::Exited(3)));
+    assert_eq!(fixture.ended(run.id).await.outcome(), Some(&Outcome::Exited(3)));
     assert_eq!(fixture.holder(session).await.as_ref(), Some(&fixture.worker));
     fixture.end().await;
 }
@@ -87,6 +87,6 @@ async fn release_that_failed_is_finished_after_undrain() {
     let (locked, ()) = tokio::join!(fixture.database.execute(LOCK), fail_release);
     locked.unwrap_err();
     let (run, _) = fixture.record(session, &shell("exit 3")).await;
-    assert_eq!(fixture.ended(run.id).await.outcome, Some(Outcome::Exited(3)));
+    assert_eq!(fixture.ended(run.id).await.outcome(), Some(&Outcome::Exited(3)));
     fixture.end().await;
 }

@@ -1,6 +1,6 @@
 //! One worker with its own database, root and caller.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
 
 use codelia_backends::Backend;
 use codelia_policy::{Limits, LimitsRequest, RunSpec};
@@ -8,18 +8,18 @@ use codelia_proto::{
     internal::v1::{
         Attach, AttachRunRequest, AttachRunResponse, OfferSessionRequest, PushResult, StartRunRequest,
         attach_run_request::Kind as Input, attach_run_response::Kind as Answer,
-        worker_file_service_client::WorkerFileServiceClient, worker_service_client::WorkerServiceClient,
+        worker_service_client::WorkerServiceClient,
     },
     timestamp_to_proto,
-    v1::run_event::Kind as Event,
+    v1::{file_service_client::FileServiceClient, run_event::Kind as Event},
 };
 use codelia_store::{
     NewRun, NewSession, NewWorker, Quotas, Run, RunAdmission, RunState, SessionRef, SessionSpec, Store,
 };
 use codelia_telemetry::task::background;
 use codelia_tests::{Database, Scratch, eventually, is_root, within};
-use codelia_types::{CommandSpec, Incarnation, KeyId, Mode, RunId, SessionId, TenantId, WorkerId};
-use codelia_worker::{Error, Listen, Options, Service, UidRange};
+use codelia_types::{ByteSize, CommandSpec, Incarnation, KeyId, Mode, RunId, SessionId, TenantId, WorkerId};
+use codelia_worker::{Error, Listen, Options, Service, UidRange, WorkerOptions};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -37,7 +37,7 @@ pub(crate) type Caller = WorkerServiceClient<Channel>;
 pub(crate) struct Fixture {
     pub(crate) store: Store,
     pub(crate) caller: Caller,
-    pub(crate) files: WorkerFileServiceClient<Channel>,
+    pub(crate) files: FileServiceClient<Channel>,
     pub(crate) tenant: TenantId,
     pub(crate) worker: WorkerId,
     /// The mode of its sessions.
@@ -87,7 +87,7 @@ impl Fixture {
         Self {
             store,
             mode,
-            files: WorkerFileServiceClient::new(channel.clone()),
+            files: FileServiceClient::new(channel.clone()),
             caller: WorkerServiceClient::new(channel),
             tenant,
             worker,
@@ -134,7 +134,6 @@ impl Fixture {
             id,
             tenant: &self.tenant,
             key: KeyId::generate(),
-            key_version: None,
             alias: None,
             spec: &spec,
             labels: &BTreeMap::new(),
@@ -191,7 +190,7 @@ impl Fixture {
         let (run, incarnation) = self.record(session, spec).await;
         let pushed = self.push(&run, incarnation).await;
         // The poll may have found the run first and ended it.
-        assert!(pushed == PushResult::Started || self.row(run.id).await.outcome.is_some(), "{pushed:?}");
+        assert!(pushed == PushResult::Started || self.row(run.id).await.outcome().is_some(), "{pushed:?}");
         run.id
     }
 
@@ -275,7 +274,7 @@ fn push_request(run: &Run, incarnation: Option<Incarnation>) -> StartRunRequest 
         lease_epoch: run.lease_epoch.unwrap().0,
         create_time: Some(timestamp_to_proto(run.created_at)),
         attempt: run.attempt,
-        spec: Some((&run.spec).into()),
+        spec: serde_json::to_vec(&run.spec).unwrap(),
         secret_env: Vec::new(),
     }
 }
@@ -314,29 +313,27 @@ pub(crate) fn options(worker: &WorkerId, scratch: &Scratch, settings: Settings) 
         id: worker.clone(),
         root: scratch.join("root"),
         listen: Listen::Unix(scratch.join("run/worker.sock")),
-        advertise: None,
         internal_tls: None,
-        slots: settings.slots,
-        lease_ttl: settings.lease_ttl,
-        lease_margin: settings.lease_ttl / 5,
-        poll_interval: Duration::from_millis(100),
-        drain_grace: settings.drain_grace,
+        worker: WorkerOptions {
+            slots: NonZeroUsize::new(settings.slots),
+            lease_ttl: settings.lease_ttl,
+            poll_interval: Duration::from_millis(100),
+            drain_grace: Some(settings.drain_grace),
+            file_call_timeout: settings.file_call_timeout,
+            min_free_memory: ByteSize::new(0),
+            disk_reserve: Some(ByteSize::new(0)),
+            ..WorkerOptions::default()
+        },
         kill_grace: Duration::from_millis(200),
         read_timeout: Duration::from_secs(60),
         escape: codelia_policy::EscapeOptions::default(),
-        canary_files: false,
         retention: codelia_store::Retention::default(),
-        file_call_timeout: settings.file_call_timeout,
-        min_free_memory_bytes: 0,
-        disk_reserve_bytes: Some(0),
         required_mode: None,
         uids: is_root().then_some(UidRange { base: 400_000, count: 1000 }),
         secret_key: None,
-        connections: codelia_server::Limits::default(),
         open_files: 1024,
-        egress: codelia_worker::EgressOptions::default(),
+        egress: codelia_egress::Options::default(),
         cgroup_parent: codelia_backends::CgroupParent::default(),
-        disk: codelia_worker::DiskChoice::Auto,
     }
 }
 

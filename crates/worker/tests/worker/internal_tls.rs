@@ -2,12 +2,16 @@
 
 use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
-use codelia_proto::internal::v1::{CancelRunRequest, worker_service_client::WorkerServiceClient};
+use codelia_proto::{
+    internal::v1::{CancelRunRequest, worker_service_client::WorkerServiceClient},
+    v1::{StatFileRequest, file_service_client::FileServiceClient},
+};
 use codelia_server::TlsFiles;
 use codelia_tests::{Certificates, Database, Scratch};
 use codelia_worker::{Error, Listen, Options, Service};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+use tonic_types::StatusExt;
 
 use crate::{
     fixture::{Settings, options},
@@ -38,7 +42,12 @@ async fn is_answered(address: &str, authority: &TlsFiles, identity: Option<&TlsF
     let endpoint = Endpoint::from_shared(address.to_owned()).unwrap().tls_config(tls).unwrap();
     let Ok(channel) = endpoint.connect().await else { return false };
     let request = CancelRunRequest { run_id: codelia_types::RunId::generate().to_string(), grace: None };
-    WorkerServiceClient::new(channel).cancel_run(request).await.is_ok()
+    let runs = WorkerServiceClient::new(channel.clone()).cancel_run(request).await.is_ok();
+    // Without a lease even an api is refused, but by the service.
+    let refused = FileServiceClient::new(channel).stat_file(StatFileRequest::default()).await.unwrap_err();
+    let files = refused.get_details_error_info().is_some();
+    assert_eq!(runs, files, "both services are for apis only: {refused}");
+    runs
 }
 
 #[tokio::test]

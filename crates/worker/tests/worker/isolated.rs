@@ -11,7 +11,7 @@ use codelia_backends::{Backend, ToolOptions, bwrap};
 use codelia_policy::RunSpec;
 use codelia_proto::v1::run_event::Kind as Event;
 use codelia_store::{EventKind, Run, SessionRef};
-use codelia_tests::{available, eventually, is_root};
+use codelia_tests::{available, eventually, is_root, recorded_events};
 use codelia_types::{Mode, Outcome, Reason, Receipt, SessionId};
 
 use crate::fixture::{Fixture, Settings, shell};
@@ -46,7 +46,8 @@ fn isolated(script: &str) -> RunSpec {
 async fn run(fixture: &Fixture, session: SessionId, spec: &RunSpec) -> (Run, String) {
     let run = fixture.start(session, spec).await;
     let row = fixture.ended(run).await;
-    assert_eq!(row.receipt, Some(Receipt::default()), "the sandbox left something: {:?}", row.outcome);
+    let result = row.result().unwrap();
+    assert_eq!(result.receipt, Some(Receipt::default()), "the sandbox left something: {:?}", result.outcome);
     (row, String::from_utf8(fixture.output(run).await).unwrap())
 }
 
@@ -55,14 +56,14 @@ async fn sessions_have_own_users_and_are_isolated() {
     let Some(fixture) = isolating().await else { return };
     let (mine, theirs) = (fixture.held_session().await, fixture.held_session().await);
     let (row, _) = run(&fixture, theirs, &isolated("echo secret > file; chmod 666 file")).await;
-    assert_eq!(row.outcome, Some(Outcome::Exited(0)));
+    assert_eq!(row.outcome(), Some(&Outcome::Exited(0)));
     let file = fixture.directory(theirs).join("file");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "secret\n", "the file is on the host");
 
     let attack =
         format!("exec 2>&1; cat {0}; (echo changed > {0}); ls /workspace; id -u; pwd", file.display());
     let (row, output) = run(&fixture, mine, &isolated(&attack)).await;
-    assert_eq!(row.outcome, Some(Outcome::Exited(0)));
+    assert_eq!(row.outcome(), Some(&Outcome::Exited(0)));
     assert!(!output.contains("secret") && output.ends_with("1000\n/workspace\n"), "{output}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "secret\n");
     let owner = |session| std::fs::metadata(fixture.directory(session)).unwrap().uid();
@@ -83,7 +84,7 @@ async fn overlay_changes_live_as_long_as_session() {
         spec
     };
     let (row, output) = run(&fixture, session, &overlaid("cat file; echo changed > file; rm -f x")).await;
-    assert_eq!((row.outcome, output.as_str()), (Some(Outcome::Exited(0)), "of the host\n"));
+    assert_eq!((row.outcome(), output.as_str()), (Some(&Outcome::Exited(0)), "of the host\n"));
     let (_, output) = run(&fixture, session, &overlaid("cat file")).await;
     assert_eq!(output, "changed\n");
     assert_eq!(std::fs::read_to_string(host.path().join("file")).unwrap(), "of the host\n");
@@ -112,12 +113,13 @@ async fn blocked_call_is_streamed_stored_and_audited() {
     assert_eq!(violation.args.len(), 6);
     watcher.send(codelia_proto::internal::v1::attach_run_request::Kind::Stdin(b"\n".to_vec())).await;
     let row = fixture.ended(run).await;
-    assert_eq!(row.outcome, Some(Outcome::Exited(0)));
+    assert_eq!(row.outcome(), Some(&Outcome::Exited(0)));
     let output = String::from_utf8(fixture.output(run).await).unwrap();
     assert!(output.contains("continued") && !output.contains("escaped"), "{output}");
-    assert_eq!((row.violations.total, row.violations.seen.len()), (1, 1));
+    let violations = &row.result().unwrap().violations;
+    assert_eq!((violations.total, violations.seen.len()), (1, 1));
     let events =
-        fixture.store.event_list(&fixture.tenant, Some(EventKind::SyscallBlocked), None, 10).await.unwrap();
+        recorded_events(&fixture.store, &fixture.tenant, Some(EventKind::SyscallBlocked)).await.unwrap();
     assert_eq!(events.len(), 1);
     assert_eq!(events[0].subject.run, Some(run));
     assert_eq!(events[0].body.detail["syscall"], "unshare");
@@ -131,7 +133,7 @@ async fn memory_limit_is_its_own_outcome() {
     let mut spec = isolated("exec tail /dev/zero");
     spec.limits.memory_bytes = 32 << 20;
     let (row, _) = run(&fixture, session, &spec).await;
-    assert_eq!(row.outcome, Some(Outcome::Oom));
+    assert_eq!(row.outcome(), Some(&Outcome::Oom));
     fixture.end().await;
 }
 
@@ -141,8 +143,8 @@ async fn sandbox_is_prepared_for_next_run() {
     let session = fixture.held_session().await;
     let prepared = || async {
         let (row, output) = run(&fixture, session, &isolated("echo hello")).await;
-        assert_eq!((row.outcome, output.as_str()), (Some(Outcome::Exited(0)), "hello\n"));
-        row.prepared.filter(|prepared| *prepared)
+        assert_eq!((row.outcome(), output.as_str()), (Some(&Outcome::Exited(0)), "hello\n"));
+        row.result().filter(|result| result.prepared).map(drop)
     };
     eventually("a run gets a prepared sandbox", prepared).await;
     fixture.end().await;
@@ -156,10 +158,9 @@ async fn unenforceable_field_is_refused_and_audited() {
     spec.policy.network.executables = Some(vec!["/usr/bin/curl".into()]);
     let id = fixture.start(session, &spec).await;
     let row = fixture.ended(id).await;
-    let Some(Outcome::Refused(refusal)) = row.outcome else { panic!("{:?}", row.outcome) };
+    let Some(Outcome::Refused(refusal)) = row.outcome() else { panic!("{:?}", row.end) };
     assert_eq!(refusal.reason, Reason::Unenforceable);
-    let events =
-        fixture.store.event_list(&fixture.tenant, Some(EventKind::RunRefused), None, 10).await.unwrap();
+    let events = recorded_events(&fixture.store, &fixture.tenant, Some(EventKind::RunRefused)).await.unwrap();
     assert_eq!(events.len(), 1);
     assert_eq!(events[0].body.field.as_deref(), Some("policy.network.executables"));
     fixture.end().await;

@@ -2,10 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use codelia_backends::Backend;
 use codelia_proto::internal::v1::PushResult;
 use codelia_tests::{Database, Scratch, eventually};
 use codelia_types::{Incarnation, LostReason, Outcome};
-use codelia_worker::{Error, Options, Service};
+use codelia_worker::{Options, Service, WorkerOptions};
 
 use crate::{
     fixture::{Fixture, Settings, options, shell},
@@ -16,12 +17,13 @@ use crate::{
 async fn invalid_lease_margin_is_refused() {
     let ((database, store), scratch) = (Database::migrated().await.unwrap(), Scratch::new().unwrap());
     let sound = options(&"w-1".parse().unwrap(), &scratch, Settings::default());
-    let with = async |lease_margin| {
-        let options = Options { lease_margin, ..sound.clone() };
-        Service::start(options, store.clone(), vec![Arc::new(ProcessBackend::default())]).await.map(drop)
-    };
-    assert!(matches!(with(sound.lease_ttl).await, Err(Error::LeaseMargin)));
-    assert!(matches!(with(Duration::ZERO).await, Err(Error::NotPositive("lease_margin"))));
+    for lease_margin_percent in [0, 51] {
+        let worker = WorkerOptions { lease_margin_percent, ..sound.worker.clone() };
+        let options = Options { worker, ..sound.clone() };
+        let backends: Vec<Arc<dyn Backend>> = vec![Arc::new(ProcessBackend::default())];
+        let error = Service::start(options, store.clone(), backends).await.unwrap_err();
+        assert!(error.to_string().starts_with("worker.lease_margin_percent: "), "{error}");
+    }
     store.close().await;
     database.end().await.unwrap();
 }
@@ -40,7 +42,7 @@ async fn fenced_worker_kills_commands_and_registers_again() {
     fixture.store.worker_register(&fixture.successor()).await.unwrap();
     let process = std::path::PathBuf::from(format!("/proc/{pid}"));
     eventually("the worker kills the command", || async { (!process.exists()).then_some(()) }).await;
-    assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Lost(LostReason::WorkerLost)));
+    assert_eq!(fixture.ended(run).await.outcome(), Some(&Outcome::Lost(LostReason::WorkerLost)));
     // The worker replaces the successor, whose root does not have the session's files.
     eventually("the worker registers again", || async {
         let workers = fixture.store.worker_list(None, 10).await.unwrap();
@@ -48,7 +50,7 @@ async fn fenced_worker_kills_commands_and_registers_again() {
     })
     .await;
     let (next, _) = fixture.record(session, &shell("true")).await;
-    assert_eq!(fixture.ended(next.id).await.outcome, Some(Outcome::Exited(0)));
+    assert_eq!(fixture.ended(next.id).await.outcome(), Some(&Outcome::Exited(0)));
     fixture.end().await;
 }
 
@@ -60,7 +62,7 @@ async fn push_with_wrong_incarnation_or_epoch_is_rejected() {
     assert_eq!(fixture.push(&run, Some(Incarnation::generate())).await, PushResult::Rejected);
     run.lease_epoch = run.lease_epoch.map(|epoch| codelia_types::LeaseEpoch(epoch.0 + 1));
     assert_eq!(fixture.push(&run, incarnation).await, PushResult::Rejected);
-    assert_eq!(fixture.ended(run.id).await.outcome, Some(Outcome::Exited(0)), "the poll finds the run");
+    assert_eq!(fixture.ended(run.id).await.outcome(), Some(&Outcome::Exited(0)), "the poll finds the run");
     fixture.end().await;
 }
 
@@ -71,6 +73,6 @@ async fn old_push_is_left_to_poll() {
     let (mut run, incarnation) = fixture.record(session, &shell("true")).await;
     run.created_at -= Duration::from_secs(61);
     assert_eq!(fixture.push(&run, incarnation).await, PushResult::Rejected);
-    assert_eq!(fixture.ended(run.id).await.outcome, Some(Outcome::Exited(0)));
+    assert_eq!(fixture.ended(run.id).await.outcome(), Some(&Outcome::Exited(0)));
     fixture.end().await;
 }

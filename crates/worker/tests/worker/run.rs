@@ -22,17 +22,18 @@ async fn output_and_outcome_are_committed() {
     let session = fixture.held_session().await;
     let run = fixture.start(session, &shell("echo out; echo err >&2; pwd > root; exit 7")).await;
     let row = fixture.ended(run).await;
-    assert_eq!(row.outcome, Some(Outcome::Exited(7)));
-    assert_eq!((row.output_bytes, row.output_truncated), (8, false));
+    assert_eq!(row.outcome(), Some(&Outcome::Exited(7)));
+    let EndedRun { started_at, result, .. } = row.end.as_ref().unwrap();
+    assert_eq!((result.output_bytes, result.output_truncated), (8, false));
     assert_eq!(row.worker.as_ref(), Some(&fixture.worker));
-    assert!(row.started_at.is_some() && row.receipt.is_some());
+    assert!(started_at.is_some() && result.receipt.is_some());
     let mut output = fixture.output(run).await;
     output.sort_unstable();
     let mut expected = b"out\nerr\n".to_vec();
     expected.sort_unstable();
     assert_eq!(output, expected);
     let root = std::fs::read_to_string(fixture.directory(session).join("root")).unwrap();
-    assert_eq!(root.trim_end(), row.sandbox_root.unwrap());
+    assert_eq!(Some(root.trim_end()), result.sandbox_root.as_deref());
     fixture.end().await;
 }
 
@@ -51,7 +52,7 @@ async fn stdin_reaches_command_and_output_is_streamed() {
     caller.send(Input::CloseStdin(CloseStdin {})).await;
     assert!(matches!(caller.next().await, Some(Answer::Committed(_))));
     assert!(caller.next().await.is_none());
-    assert_eq!(fixture.row(run).await.outcome, Some(Outcome::Exited(0)));
+    assert_eq!(fixture.row(run).await.outcome(), Some(&Outcome::Exited(0)));
     fixture.end().await;
 }
 
@@ -75,13 +76,14 @@ async fn release_interval_delays_output_and_outcome() {
     eventually("the command has ended", || async { done.exists().then_some(()) }).await;
     let (row, output) = (fixture.row(run).await, fixture.output(run).await);
     if now() < next {
-        assert!(row.outcome.is_none() && output.is_empty(), "{row:?} {output:?}");
+        assert!(row.outcome().is_none() && output.is_empty(), "{row:?} {output:?}");
     }
     let row = fixture.ended(run).await;
-    assert_eq!((row.outcome, fixture.output(run).await), (Some(Outcome::Exited(0)), b"early\n".to_vec()));
-    let ended = row.ended_at.unwrap().unix_timestamp_nanos() as f64 / 1e9;
+    assert_eq!((row.outcome(), fixture.output(run).await), (Some(&Outcome::Exited(0)), b"early\n".to_vec()));
+    let EndedRun { ended_at, result, .. } = row.end.unwrap();
+    let ended = ended_at.unix_timestamp_nanos() as f64 / 1e9;
     assert!(ended >= next, "{ended} {next}");
-    let usage = row.usage.unwrap();
+    let usage = result.usage.unwrap();
     assert_eq!(
         [usage.wall_time, usage.cpu_time].map(|time| time.as_nanos() % 4_000_000_000),
         [0, 0],
@@ -96,13 +98,13 @@ async fn attach_with_push_returns_committed_result() {
     let session = fixture.held_session().await;
     let (run, incarnation) = fixture.record(session, &shell("read line; echo $line")).await;
     let mut caller = fixture.push_and_attach(&run, incarnation).await;
-    let ended = loop {
+    let committed = loop {
         if let Some(Answer::Committed(committed)) = caller.next().await {
-            break EndedRun::try_from(committed.ended.unwrap()).unwrap();
+            break serde_json::from_slice(&committed.ended).unwrap();
         }
     };
-    let (reported, stored) = (run.ended(ended).unwrap(), fixture.row(run.id).await);
-    assert_eq!(reported.outcome, Some(Outcome::Exited(0)));
+    let (reported, stored) = (run.ended(committed).unwrap(), fixture.row(run.id).await);
+    assert_eq!(reported.outcome(), Some(&Outcome::Exited(0)));
     assert_eq!(format!("{reported:?}"), format!("{stored:?}"));
     fixture.end().await;
 }
@@ -113,7 +115,7 @@ async fn poll_finds_run_with_lost_push() {
     let session = fixture.held_session().await;
     let (run, _) = fixture.record(session, &shell("true")).await;
     assert_eq!(run.state, RunState::Running);
-    assert_eq!(fixture.ended(run.id).await.outcome, Some(Outcome::Exited(0)));
+    assert_eq!(fixture.ended(run.id).await.outcome(), Some(&Outcome::Exited(0)));
     fixture.end().await;
 }
 
@@ -123,7 +125,7 @@ async fn poll_finds_run_of_unleased_session() {
     let session = fixture.session(Duration::from_secs(600)).await;
     let (run, _) = fixture.record(session, &shell("true")).await;
     assert_eq!(run.state, RunState::Queued);
-    assert_eq!(fixture.ended(run.id).await.outcome, Some(Outcome::Exited(0)));
+    assert_eq!(fixture.ended(run.id).await.outcome(), Some(&Outcome::Exited(0)));
     assert_eq!(fixture.holder(session).await.as_ref(), Some(&fixture.worker));
     fixture.end().await;
 }
@@ -161,8 +163,8 @@ async fn run_without_slot_waits_in_store() {
     eventually("the run is queued", state).await;
     let caller = fixture.attach(first, false).await;
     caller.send(Input::CloseStdin(CloseStdin {})).await;
-    assert_eq!(fixture.ended(second.id).await.outcome, Some(Outcome::Exited(0)));
-    assert_eq!(fixture.ended(first).await.outcome, Some(Outcome::Exited(0)));
+    assert_eq!(fixture.ended(second.id).await.outcome(), Some(&Outcome::Exited(0)));
+    assert_eq!(fixture.ended(first).await.outcome(), Some(&Outcome::Exited(0)));
     fixture.end().await;
 }
 
@@ -173,7 +175,7 @@ async fn large_output_is_stored_byte_for_byte() {
     let run = fixture.start(session, &shell("seq 1 500000")).await;
     let row = fixture.ended(run).await;
     let expected: String = (1..=500_000).map(|n| format!("{n}\n")).collect();
-    assert_eq!(row.output_bytes, i64::try_from(expected.len()).unwrap());
+    assert_eq!(row.output_bytes(), i64::try_from(expected.len()).unwrap());
     assert!(fixture.output(run).await == expected.into_bytes(), "the bytes differ");
     fixture.end().await;
 }
@@ -186,8 +188,9 @@ async fn output_over_limit_is_truncated() {
     spec.limits.output_bytes = 1_000_000;
     let run = fixture.start(session, &spec).await;
     let row = fixture.ended(run).await;
-    assert_eq!(row.outcome, Some(Outcome::Exited(3)));
-    assert_eq!((row.output_bytes, row.output_truncated), (1_000_000, true));
+    assert_eq!(row.outcome(), Some(&Outcome::Exited(3)));
+    let result = row.result().unwrap();
+    assert_eq!((result.output_bytes, result.output_truncated), (1_000_000, true));
     assert_eq!(fixture.output(run).await.len(), 1_000_000);
     fixture.end().await;
 }
@@ -199,7 +202,7 @@ async fn timeout_kills_run_that_ignores_sigterm() {
     let mut spec = shell("trap '' TERM; echo trapped; while :; do sleep 1; done");
     spec.limits.timeout = Duration::from_millis(300);
     let run = fixture.start(session, &spec).await;
-    assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::TimedOut));
+    assert_eq!(fixture.ended(run).await.outcome(), Some(&Outcome::TimedOut));
     fixture.end().await;
 }
 
@@ -210,7 +213,7 @@ async fn canceled_run_ends_as_canceled() {
     let run = fixture.start(session, &shell("sleep 1000")).await;
     let request = CancelRunRequest { run_id: run.to_string(), grace: None };
     assert!(fixture.caller.clone().cancel_run(request).await.unwrap().into_inner().known);
-    assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Canceled));
+    assert_eq!(fixture.ended(run).await.outcome(), Some(&Outcome::Canceled));
     fixture.end().await;
 }
 
@@ -220,7 +223,7 @@ async fn poll_finds_cancel_in_store() {
     let session = fixture.held_session().await;
     let run = fixture.start(session, &shell("sleep 1000")).await;
     fixture.store.run_cancel(&fixture.tenant, run, &Cancellation::default()).await.unwrap();
-    assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Canceled));
+    assert_eq!(fixture.ended(run).await.outcome(), Some(&Outcome::Canceled));
     fixture.end().await;
 }
 
@@ -234,7 +237,7 @@ async fn run_ends_with_owner_unless_detached() {
     let mut owner = fixture.attach(owned, true).await;
     owner.until("up").await;
     drop(owner);
-    assert_eq!(fixture.ended(owned).await.outcome, Some(Outcome::Canceled));
+    assert_eq!(fixture.ended(owned).await.outcome(), Some(&Outcome::Canceled));
 
     spec.command.argv[2] = "trap 'echo heard' USR1; echo up; until [ -e go ]; do sleep 0.05; done".into();
     let detached = fixture.start(session, &spec).await;
@@ -246,7 +249,7 @@ async fn run_ends_with_owner_unless_detached() {
     owner.until("heard").await;
     drop(owner);
     std::fs::write(fixture.directory(session).join("go"), "").unwrap();
-    assert_eq!(fixture.ended(detached).await.outcome, Some(Outcome::Exited(0)));
+    assert_eq!(fixture.ended(detached).await.outcome(), Some(&Outcome::Exited(0)));
     fixture.end().await;
 }
 
@@ -259,9 +262,9 @@ async fn missing_program_refuses_the_run() {
     let run = fixture.start(session, &spec).await;
     let row = fixture.ended(run).await;
     assert!(
-        matches!(row.outcome, Some(Outcome::Refused(refusal)) if refusal.reason == Reason::ExecutableNotFound)
+        matches!(row.outcome(), Some(Outcome::Refused(refusal)) if refusal.reason == Reason::ExecutableNotFound)
     );
-    assert_eq!(row.started_at, None);
+    assert_eq!(row.end.unwrap().started_at, None);
     fixture.end().await;
 }
 
@@ -272,7 +275,8 @@ async fn unenforceable_requested_limit_is_refused_by_name() {
     let mut spec = shell("true");
     spec.requested_limits.memory_bytes = Some(1 << 20);
     let run = fixture.start(session, &spec).await;
-    let Some(Outcome::Refused(refusal)) = fixture.ended(run).await.outcome else { panic!("not refused") };
+    let row = fixture.ended(run).await;
+    let Some(Outcome::Refused(refusal)) = row.outcome() else { panic!("not refused") };
     assert_eq!(refusal.reason, Reason::Unenforceable);
     assert!(refusal.message.contains("limits.memory_bytes"), "{}", refusal.message);
     fixture.end().await;

@@ -26,7 +26,7 @@ async fn closing_session_ends_runs_and_removes_directory() {
     fixture.store.session_close(&fixture.tenant, &SessionRef::Id(session)).await.unwrap();
     let request = CloseSessionRequest { session_id: session.to_string() };
     fixture.caller.clone().close_session(request).await.unwrap();
-    assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Canceled));
+    assert_eq!(fixture.ended(run).await.outcome(), Some(&Outcome::Canceled));
     expect_removed(&fixture, session).await;
     fixture.end().await;
 }
@@ -37,7 +37,7 @@ async fn poll_finds_close_in_store() {
     let session = fixture.held_session().await;
     let run = fixture.start(session, &shell("sleep 1000")).await;
     fixture.store.session_close(&fixture.tenant, &SessionRef::Id(session)).await.unwrap();
-    assert_eq!(fixture.ended(run).await.outcome, Some(Outcome::Canceled));
+    assert_eq!(fixture.ended(run).await.outcome(), Some(&Outcome::Canceled));
     expect_removed(&fixture, session).await;
     fixture.end().await;
 }

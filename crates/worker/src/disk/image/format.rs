@@ -27,8 +27,8 @@ const OWN_INODES: u64 = 8;
 /// ext4 cannot be larger, and neither can a file on it.
 const MAX_BYTES: u64 = 8 << 40;
 /// Formatted files of other sizes that are kept.
-const MAX_TEMPLATES: usize = 8;
-const TEMPLATE: &str = "template-";
+const MAX_BLANKS: usize = 8;
+const BLANK: &str = "blank-";
 /// Starts the name of a file that is being made.
 pub(super) const NEW: &str = "new-";
 /// `e2fsck` found nothing that it could not repair.
@@ -50,14 +50,14 @@ impl Formatter {
     /// Creates an image with room for `limits`. `directory` holds images.
     pub(super) fn create(&self, directory: &Path, image: &Path, limits: DiskLimits) -> io::Result<()> {
         let size = Size::of(limits)?;
-        let template = directory.join(format!("{TEMPLATE}{}-{}", size.blocks, size.inodes));
-        if !template.try_exists()? {
-            remove_old_templates(directory)?;
+        let blank = directory.join(format!("{BLANK}{}-{}", size.blocks, size.inodes));
+        if !blank.try_exists()? {
+            remove_old_blanks(directory)?;
             let new = directory.join(format!("{NEW}{}", Uuid::new_v4()));
-            remove_on_error(&new, self.format(&new, size).and_then(|()| fs::rename(&new, &template)))?;
+            remove_on_error(&new, self.format(&new, size).and_then(|()| fs::rename(&new, &blank)))?;
         }
         let new = directory.join(format!("{NEW}{}", Uuid::new_v4()));
-        remove_on_error(&new, copy(&template, &new).and_then(|()| fs::rename(&new, image)))
+        remove_on_error(&new, copy(&blank, &new).and_then(|()| fs::rename(&new, image)))
     }
 
     fn format(&self, path: &Path, size: Size) -> io::Result<()> {
@@ -137,16 +137,16 @@ fn remove_on_error(path: &Path, done: io::Result<()>) -> io::Result<()> {
 }
 
 /// Callers choose sizes: only some formatted files are kept.
-fn remove_old_templates(directory: &Path) -> io::Result<()> {
+fn remove_old_blanks(directory: &Path) -> io::Result<()> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(TEMPLATE) {
+        if entry.file_name().to_string_lossy().starts_with(BLANK) {
             found.push((entry.metadata()?.modified()?, entry.path()));
         }
     }
     found.sort();
-    let surplus = (found.len() + 1).saturating_sub(MAX_TEMPLATES);
+    let surplus = (found.len() + 1).saturating_sub(MAX_BLANKS);
     for (_, path) in found.into_iter().take(surplus) {
         match fs::remove_file(path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -214,12 +214,12 @@ mod tests {
     }
 
     #[test]
-    fn old_templates_are_removed() {
+    fn old_blanks_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         for number in 0..20 {
-            remove_old_templates(dir.path()).unwrap();
-            create_file(&dir.path().join(format!("{TEMPLATE}{number}"))).unwrap();
+            remove_old_blanks(dir.path()).unwrap();
+            create_file(&dir.path().join(format!("{BLANK}{number}"))).unwrap();
         }
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), MAX_TEMPLATES);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), MAX_BLANKS);
     }
 }

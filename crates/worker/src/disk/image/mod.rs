@@ -28,7 +28,10 @@ use rustix::fs::{FlockOperation, flock, statvfs};
 use uuid::Uuid;
 
 use self::format::{Formatter, NEW, RESERVED_INODES};
-use super::{Quota, Target, choice::Missing};
+use super::{
+    missing::Missing,
+    quota::{Quota, Target},
+};
 
 const REMEDY: &str = "run the worker as root, with loop devices and Debian's `e2fsprogs`";
 /// Starts the name of a directory in which a worker tries whether images work.

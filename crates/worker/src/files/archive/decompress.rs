@@ -2,7 +2,7 @@
 //!
 //! The compressed form is bounded by its window, which is memory, and by how much it grows.
 
-use codelia_proto::internal::v1::FileRefusalReason as Reason;
+use codelia_types::Reason;
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 
 use super::super::error::FileError;
@@ -121,19 +121,10 @@ fn reason(error: &std::io::Error) -> Reason {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::fuzz::decompress, *};
 
     fn decompressed(data: &[u8], piece: usize) -> Result<Vec<u8>, Reason> {
-        let (mut input, mut whole) = (Input::default(), Vec::new());
-        for piece in data.chunks(piece) {
-            let mut keep = |data: &[u8]| {
-                whole.extend_from_slice(data);
-                Ok(())
-            };
-            input.read(piece, &mut keep).map_err(|error| error.reason)?;
-        }
-        input.finish().map_err(|error| error.reason)?;
-        Ok(whole)
+        decompress(data, piece, usize::MAX)
     }
 
     fn compressed(data: &[u8], window_log: u32) -> Vec<u8> {

@@ -14,17 +14,16 @@ use std::{
 
 use bytes::Bytes;
 use codelia_policy::FileAccess;
-use codelia_proto::{
-    internal::v1::FileRefusalReason as Reason,
-    v1::{self, ArchiveFormat, SkipReason, export_files_response::Kind as Message},
-};
+use codelia_proto::v1::{self, ArchiveFormat, SkipReason, export_files_response::Kind as Message};
 use codelia_sys::resolve_beneath::{Entry, FinalSymlink};
+use codelia_types::Reason;
 use rustix::fs::{Dir, FileType};
 use zstd::stream::write::Encoder;
 
 use super::{
     super::{error::FileError, workspace::Workspace},
-    ArchivePermits, MAX_BYTES, MAX_DEPTH, MAX_DURATION, MAX_ENTRIES, MAX_PATH,
+    limits::{MAX_BYTES, MAX_DEPTH, MAX_DURATION, MAX_ENTRIES, MAX_PATH},
+    permits::ArchivePermits,
     tar::{self, Kind, Member},
 };
 
@@ -103,7 +102,7 @@ impl Export {
             let (target, entry) =
                 workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
             if entry.kind() != FileType::Directory {
-                return Err(Reason::NoDirectory.into());
+                return Err(Reason::NotADirectory.into());
             }
             Ok((target.path.clone(), Level::open(entry, target.path)?))
         })?;
@@ -146,7 +145,7 @@ impl Export {
     fn pack(&mut self) -> Result<(), FileError> {
         while self.output.plain.len() < MESSAGE_BYTES {
             if Instant::now() > self.deadline {
-                return Err(Reason::TimedOut.into());
+                return Err(Reason::FileCallTimeout.into());
             }
             if let Some(mut file) = self.file.take() {
                 self.pack_content(&mut file)?;
@@ -230,7 +229,7 @@ impl Export {
     /// What was opened; `None` if the session's user may not.
     fn readable<T>(&mut self, path: &Path, opened: Result<T, FileError>) -> Result<Option<T>, FileError> {
         match opened {
-            Err(error) if error.reason == Reason::Permission => {
+            Err(error) if error.reason == Reason::FilePermission => {
                 self.skip(path, SkipReason::Permission);
                 Ok(None)
             }

@@ -10,25 +10,24 @@ use std::{
 };
 
 use codelia_policy::{FileAccess, WORKSPACE};
-use codelia_proto::{
-    internal::v1::{FileRefusalReason as Reason, ImportProgress},
-    v1,
-};
+use codelia_proto::v1;
 use codelia_sys::{
     Errno,
     resolve_beneath::{Entry, FinalSymlink, ResolvedPath, open_directory_without_symlinks, proc_fd_path},
 };
+use codelia_types::Reason;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, linkat, mkdirat, symlinkat, unlinkat};
 
 use super::{
     super::{
-        error::FileError,
+        error::{FileError, ImportProgress},
         reservation::NEW_ENTRY,
         upload::{Upload, WriteOptions},
         workspace::Workspace,
     },
-    ArchivePermits, MAX_BYTES, MAX_DEPTH, MAX_DURATION, MAX_ENTRIES, MAX_PATH,
     decompress::Input,
+    limits::{MAX_BYTES, MAX_DEPTH, MAX_DURATION, MAX_ENTRIES, MAX_PATH},
+    permits::ArchivePermits,
     staging::Staging,
     tar::{Kind, Member, Reader, Receiver},
 };
@@ -91,7 +90,7 @@ impl Import {
             Some(entry) if entry.kind() == FileType::Directory => {
                 (open_directory_without_symlinks(&entry, Path::new(""))?, None)
             }
-            Some(_) => return Err(Reason::NoDirectory.into()),
+            Some(_) => return Err(Reason::NotADirectory.into()),
         };
         let tree = Tree {
             workspace: Arc::new(workspace),
@@ -120,7 +119,7 @@ impl Import {
                 return Err(Reason::ArchiveTooLarge.into());
             }
             if Instant::now() > *deadline {
-                return Err(Reason::TimedOut.into());
+                return Err(Reason::FileCallTimeout.into());
             }
             reader.read(data, tree)
         });
@@ -147,7 +146,7 @@ impl Tree {
     fn progress(&self) -> ImportProgress {
         let member = String::from_utf8_lossy(&self.member).chars().take(MAX_SHOWN).collect();
         let created = if self.staging.is_some() { 0 } else { self.created };
-        ImportProgress { member, entries: i64::try_from(created).unwrap_or(i64::MAX) }
+        ImportProgress { member, entries: created }
     }
 
     /// The path of a member from the directory; empty for the directory itself.
@@ -164,7 +163,7 @@ impl Tree {
                 }
                 Component::Normal(name) => path.push(name),
                 Component::ParentDir | Component::RootDir | Component::Prefix(_) => {
-                    return Err(Reason::LeadsOut.into());
+                    return Err(Reason::PathLeadsOut.into());
                 }
             }
         }
@@ -181,7 +180,7 @@ impl Tree {
 
     /// Opens the directory of a member, and creates it if it is missing.
     fn parent(&self, path: &Path) -> Result<(OwnedFd, OsString), FileError> {
-        let name = path.file_name().ok_or(Reason::LeadsOut)?.to_owned();
+        let name = path.file_name().ok_or(Reason::PathLeadsOut)?.to_owned();
         let directory = path.parent().unwrap_or(Path::new(""));
         match open_directory_without_symlinks(&self.directory, directory) {
             Err(Errno::NOENT) => Ok((self.make_directories(directory)?, name)),
@@ -229,7 +228,7 @@ impl Tree {
             return Err(Reason::ArchiveInvalid.into());
         }
         if leads_out(&directory, to) {
-            return Err(Reason::LeadsOut.into());
+            return Err(Reason::PathLeadsOut.into());
         }
         let (parent, name) = self.parent(path)?;
         self.workspace.reservation.take(NEW_ENTRY)?;
@@ -244,13 +243,13 @@ impl Tree {
         }
         // With another name, the file can be read and written.
         self.check_writable(&to)?;
-        let name = to.file_name().ok_or(Reason::LeadsOut)?;
+        let name = to.file_name().ok_or(Reason::PathLeadsOut)?;
         let directory = to.parent().unwrap_or(Path::new(""));
         let directory =
             open_directory_without_symlinks(&self.directory, directory).map_err(link_leads_out)?;
-        let linked = Entry::from_fd(directory)?.lookup(name)?.ok_or(Reason::Absent)?;
+        let linked = Entry::from_fd(directory)?.lookup(name)?.ok_or(Reason::FileNotFound)?;
         if linked.kind() != FileType::RegularFile {
-            return Err(Reason::LeadsOut.into());
+            return Err(Reason::PathLeadsOut.into());
         }
         let (parent, name) = self.parent(path)?;
         let follow = AtFlags::SYMLINK_FOLLOW;
@@ -288,7 +287,7 @@ impl Receiver for Tree {
         }
         self.check_writable(&path)?;
         workspace.as_session(|| match member.kind {
-            Kind::Special => Err(Reason::Special.into()),
+            Kind::Special => Err(Reason::SpecialFile.into()),
             Kind::Directory => self.add_directory(&path, member.mode),
             Kind::Symlink => self.add_symlink(&path, &member.link),
             Kind::HardLink => self.add_hard_link(&path, &member.link),
@@ -329,7 +328,7 @@ fn make_directory(parent: &OwnedFd, name: &OsStr, mode: u32) -> Result<(), FileE
 /// A link where a member needs a directory.
 fn link_leads_out(errno: Errno) -> FileError {
     match errno {
-        Errno::LOOP => Reason::LeadsOut.into(),
+        Errno::LOOP => Reason::PathLeadsOut.into(),
         errno => errno.into(),
     }
 }

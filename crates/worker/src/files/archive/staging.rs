@@ -63,7 +63,7 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // Moving it is quick; removing it may not be. A crash in between leaves it to the janitor.
+        // Moving it is quick; removing it may not be. A crash in between leaves it to upkeep.
         if let Err(error) = fs::rename(&self.path, self.trash.join(&self.name)) {
             tracing::warn!(%error, "cannot move an import to the trash, leaving it to the next holder");
             return;
@@ -71,7 +71,7 @@ impl Drop for Staging {
         let (trash, name) = (self.trash.clone(), self.name.clone());
         let remove = move || {
             if let Err(error) = trash::remove(&trash, Path::new(&name)) {
-                tracing::warn!(%error, "cannot remove an import from the trash, leaving it to the janitor");
+                tracing::warn!(%error, "cannot remove an import from the trash, leaving it to upkeep");
             }
         };
         match Handle::try_current() {

@@ -4,17 +4,17 @@
 //! announces is not trusted: names are bounded before they are kept, and content is passed on as it
 //! arrives.
 
-use codelia_proto::internal::v1::FileRefusalReason as Reason;
+use codelia_types::Reason;
 
 use super::super::error::FileError;
 
 /// Headers and content are padded to blocks.
 pub(super) const BLOCK: usize = 512;
 /// Bytes of an extended header: names, and attributes that are ignored.
-const MAX_EXTENSION: u64 = 256 * 1024;
+pub(super) const MAX_EXTENSION: u64 = 256 * 1024;
 const NAME: std::ops::Range<usize> = 0..100;
 const LINK: std::ops::Range<usize> = 157..257;
-const CHECKSUM: std::ops::Range<usize> = 148..156;
+pub(super) const CHECKSUM: std::ops::Range<usize> = 148..156;
 
 /// What a member is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -276,7 +276,8 @@ fn number(field: &[u8]) -> Result<i64, FileError> {
     i64::from_str_radix(digits, 8).ok().filter(|number| *number >= 0).ok_or_else(invalid)
 }
 
-fn sum(header: &[u8]) -> i64 {
+/// The sum of all bytes of a header but its checksum.
+pub(super) fn sum(header: &[u8]) -> i64 {
     let counted = |(at, byte): (usize, &u8)| i64::from(if CHECKSUM.contains(&at) { b' ' } else { *byte });
     header.iter().enumerate().map(counted).sum()
 }
@@ -354,52 +355,15 @@ fn digits<const WIDTH: usize>(value: u64) -> [u8; WIDTH] {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    /// Keeps the members and their content.
-    #[derive(Debug, Default)]
-    struct Members(Vec<(Member, Vec<u8>)>);
-
-    impl Receiver for Members {
-        fn begin(&mut self, member: Member) -> Result<(), FileError> {
-            self.0.push((member, Vec::new()));
-            Ok(())
-        }
-
-        fn content(&mut self, data: &[u8]) -> Result<(), FileError> {
-            self.0.last_mut().unwrap().1.extend_from_slice(data);
-            Ok(())
-        }
-
-        fn end(&mut self) -> Result<(), FileError> {
-            let (member, content) = self.0.last().unwrap();
-            assert_eq!(member.size, content.len() as u64);
-            Ok(())
-        }
-    }
+    use super::{super::fuzz, *};
 
     fn read(archive: &[u8], piece: usize) -> Result<Vec<(Member, Vec<u8>)>, Reason> {
-        let (mut reader, mut members) = (Reader::default(), Members::default());
-        for piece in archive.chunks(piece) {
-            reader.read(piece, &mut members).map_err(|error| error.reason)?;
-        }
-        reader.finish().map_err(|error| error.reason)?;
-        Ok(members.0)
+        let (members, ended) = fuzz::read(archive, piece);
+        ended.map(|()| members)
     }
 
     fn member(name: &[u8], link: &[u8], kind: Kind, size: u64) -> Member {
         Member { name: name.to_vec(), link: link.to_vec(), kind, size, mode: 0o640, modified: 1_700_000_000 }
-    }
-
-    fn archive(members: &[(Member, Vec<u8>)]) -> Vec<u8> {
-        let mut out = Vec::new();
-        for (member, content) in members {
-            write_member(&mut out, member);
-            out.extend_from_slice(content);
-            write_padding(&mut out, member.size);
-        }
-        write_end(&mut out);
-        out
     }
 
     #[test]
@@ -413,7 +377,7 @@ mod tests {
             (member(&[b'n'; 100], b"a", Kind::HardLink, 0), Vec::new()),
             (member(b"new\nline", b"", Kind::File, 0), Vec::new()),
         ];
-        let archive = archive(&members);
+        let archive = fuzz::write(&members);
         assert_eq!(archive.len() % BLOCK, 0);
         for piece in [1, 511, 512, 513, archive.len()] {
             assert_eq!(read(&archive, piece).unwrap(), members, "pieces of {piece}");
@@ -422,7 +386,7 @@ mod tests {
 
     #[test]
     fn incomplete_and_corrupt_archives_are_refused() {
-        let whole = archive(&[(member(b"a", b"", Kind::File, 700), vec![7; 700])]);
+        let whole = fuzz::write(&[(member(b"a", b"", Kind::File, 700), vec![7; 700])]);
         for end in [0, 100, 512, 1000, 1536] {
             assert_eq!(read(&whole[..end], 512), Err(Reason::ArchiveInvalid), "cut at {end}");
         }

@@ -10,11 +10,11 @@ use std::{
     path::Path,
 };
 
-use codelia_proto::internal::v1::FileRefusalReason as Reason;
 use codelia_sys::{
     Errno,
     resolve_beneath::{Entry, open_directory_without_symlinks, proc_fd_path},
 };
+use codelia_types::Reason;
 use rustix::fs::{
     Dir, FileType,
     inotify::{self, WatchFlags},
@@ -114,7 +114,9 @@ impl Scan<'_> {
         let opened = open_directory_without_symlinks(self.top, path).and_then(Entry::from_fd);
         let Some(entry) = existing(opened)? else { return Ok(None) };
         let descriptor = match watch(self.inotify, &entry) {
-            Err(error) if matches!(error.reason, Reason::Permission | Reason::Absent) => return Ok(None),
+            Err(error) if matches!(error.reason, Reason::FilePermission | Reason::FileNotFound) => {
+                return Ok(None);
+            }
             watched => watched?,
         };
         let is_new = !self.tree.contains(descriptor);

@@ -12,14 +12,12 @@ use std::{
 };
 
 use codelia_policy::FileAccess;
-use codelia_proto::{
-    internal::v1::FileRefusalReason as Reason,
-    v1::{self, FileEventKind as Kind},
-};
+use codelia_proto::v1::{self, FileEventKind as Kind};
 use codelia_sys::{
     Errno,
     resolve_beneath::{Entry, FinalSymlink},
 };
+use codelia_types::Reason;
 use rustix::fs::{
     FileType, fstat,
     inotify::{self, CreateFlags, ReadFlags, Reader},
@@ -95,7 +93,7 @@ impl Watcher {
                 workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
             match entry.kind() {
                 FileType::Directory => Ok((entry, target.path)),
-                _ => Err(Reason::NoDirectory.into()),
+                _ => Err(Reason::NotADirectory.into()),
             }
         })?;
         // A watch may last, and only reads: transactional runs need not wait for it.
@@ -160,7 +158,7 @@ impl Watcher {
     fn check_place(&self) -> Result<(), FileError> {
         let found = match self.workspace.open_directory(&self.top_path) {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => {
-                return Err(Reason::Changed.into());
+                return Err(Reason::FileChanged.into());
             }
             Err(_) => return Ok(()),
             Ok(found) => fstat(found)?,
@@ -169,7 +167,7 @@ impl Watcher {
         if (found.st_dev, found.st_ino) == (top.st_dev, top.st_ino) {
             Ok(())
         } else {
-            Err(Reason::Changed.into())
+            Err(Reason::FileChanged.into())
         }
     }
 
@@ -213,7 +211,7 @@ impl Watcher {
         if event.directory == self.tree.top()
             && event.flags.intersects(ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT)
         {
-            return Err(Reason::Changed.into());
+            return Err(Reason::FileChanged.into());
         }
         if event.flags.contains(ReadFlags::IGNORED) {
             self.forget(event.directory);

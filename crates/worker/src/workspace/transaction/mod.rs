@@ -163,7 +163,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Moves the directory to the trash, where [`Transaction::empty_trash`] or the janitor removes it.
+    /// Moves the directory to the trash, where [`Transaction::empty_trash`] or upkeep removes it.
     pub(crate) fn discard(&self) -> io::Result<()> {
         match fs::rename(self.path(), self.trash_path(&Uuid::new_v4().to_string())) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),

@@ -1,0 +1,6 @@
+//! What is observed of a command: violations, logged operations, signs of an escape.
+
+pub(crate) mod canary;
+pub(crate) mod escape;
+pub(crate) mod operations;
+pub(crate) mod violations;
