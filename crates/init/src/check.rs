@@ -19,7 +19,7 @@ use codelia_sys::{
 };
 
 use crate::{
-    setup::{at, at_io},
+    failure::{at, at_io},
     view,
 };
 
@@ -122,7 +122,7 @@ fn mount_table(
 
 /// Whether the mount comes with one of the plan, and is not writable against it.
 fn comes_with_another(expected: &ExpectedEnvironment, mount: &Mount) -> bool {
-    let above = mount_above(expected, mount);
+    let above = expected.mount_above(&mount.target);
     above.is_some_and(|above| above.is_recursive && (above.writable != Some(false) || !mount.writable))
 }
 
@@ -132,11 +132,6 @@ fn is_behind_link(expected: &ExpectedEnvironment, mount: &Mount) -> bool {
     let mut linked = expected.mounts.iter().filter(|(_, planned)| planned.follows_link);
     !mount.writable
         && linked.any(|(target, planned)| check_mount(planned, mount).is_ok() && leads_there(target))
-}
-
-/// The planned mount in which the target of another one is.
-pub(crate) fn mount_above<'a>(expected: &'a ExpectedEnvironment, mount: &Mount) -> Option<&'a ExpectedMount> {
-    mount.target.ancestors().skip(1).find_map(|above| expected.mounts.get(above))
 }
 
 fn check_mount(expected: &ExpectedMount, mount: &Mount) -> Result<(), Errno> {

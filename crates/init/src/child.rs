@@ -9,12 +9,7 @@ use std::{
 use codelia_init::{Failure, Report, Setup, Step};
 use codelia_sys::{Errno, Pid, fd, landlock, process, resolve_beneath, rlimit, seccomp, signal};
 
-use crate::{
-    check,
-    control::Control,
-    launch, restrict,
-    setup::{InitState, at},
-};
+use crate::{check, control::Control, failure::at, launch, restrict, setup::InitState};
 
 /// The exit code of a process that did not execute its command.
 const NOT_EXECUTED: i32 = 127;

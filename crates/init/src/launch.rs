@@ -13,7 +13,7 @@ use codelia_sys::{
     pty::{Pty, WindowSize},
 };
 
-use crate::{control::Control, setup::at};
+use crate::{control::Control, failure::at};
 
 /// The search path if the environment has no PATH.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";

@@ -10,6 +10,7 @@
 mod check;
 mod child;
 mod control;
+mod failure;
 mod launch;
 mod layout;
 mod mount_flags;
@@ -19,8 +20,8 @@ mod overlay;
 mod process_tree;
 mod restrict;
 mod setup;
-mod template;
 mod view;
+mod zygote;
 
 use std::{
     io::{self, Stdin, stdin},
@@ -54,8 +55,8 @@ fn main() -> ExitCode {
         mount_flags::serve(&mut control)
     } else if is_first_argument("--egress") {
         network::serve(&mut control)
-    } else if is_first_argument("--template") {
-        template::serve(&mut control)
+    } else if is_first_argument("--zygote") {
+        zygote::serve(&mut control)
     } else {
         serve(&mut control, None)
     };

@@ -6,7 +6,7 @@ use std::{io::Stdin, path::Path};
 use codelia_init::{Failure, Report, RestrictRequest, Step};
 use codelia_sys::{Errno, mount_flags, overlay};
 
-use crate::{control::Control, layout, setup::at};
+use crate::{control::Control, failure::at, layout};
 
 /// Serves one request.
 pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {

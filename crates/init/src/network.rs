@@ -14,7 +14,7 @@ use codelia_sys::{Errno, network, proc_self};
 
 use crate::{
     control::Control,
-    setup::{at, at_io},
+    failure::{at, at_io},
 };
 
 /// A command may use every port of a network that is its own.

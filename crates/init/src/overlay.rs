@@ -19,7 +19,7 @@ use codelia_sys::{
 
 use crate::{
     control::Control,
-    setup::{at, at_io},
+    failure::{at, at_io},
 };
 
 /// Serves one request.

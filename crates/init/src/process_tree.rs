@@ -12,7 +12,7 @@ use codelia_sys::{
     signal::{self, ChildEvents},
 };
 
-use crate::{control::Control, setup::at};
+use crate::{control::Control, failure::at};
 
 /// Supervises the command's process until no process is left. Returns `None` if the backend is gone
 /// and cannot receive a report.

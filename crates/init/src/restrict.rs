@@ -6,7 +6,7 @@ use std::{fs::File, path::PathBuf};
 use codelia_init::{ExpectedEnvironment, Failure, Setup, Step};
 use codelia_sys::{Errno, capability, elf, landlock::FileAllowlist, seccomp};
 
-use crate::setup::at;
+use crate::failure::at;
 
 /// The steps, in order. The first two need a capability that the fourth drops.
 ///

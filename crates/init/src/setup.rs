@@ -1,10 +1,6 @@
 //! The setup of init itself, before it starts the command's process: one ordered list of steps.
 
-use std::{
-    borrow::Cow,
-    io::{self, Stdin},
-    os::fd::OwnedFd,
-};
+use std::{borrow::Cow, io::Stdin, os::fd::OwnedFd};
 
 use codelia_init::{Failure, Request, Setup, Step};
 use codelia_sys::{
@@ -16,6 +12,7 @@ use codelia_sys::{
 use crate::{
     check,
     control::Control,
+    failure::at,
     network,
     no_route::NoRouteCounters,
     restrict,
@@ -31,7 +28,7 @@ pub(crate) struct InitState<'a> {
     pub(crate) no_routes: NoRouteCounters,
 }
 
-/// What a sandbox has of its template.
+/// What a sandbox has of its zygote.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Inherited<'a> {
     pub(crate) setup: &'a Setup,
@@ -69,9 +66,9 @@ pub(crate) fn run<'a>(
         let made = view.map(|view| view::create(view, &security.expected)).transpose()?.unwrap_or_default();
         check::environment(&security.expected)?;
         if !inherited.is_some_and(|inherited| inherited.are_mounts_checked) {
-            let of_template = inherited.into_iter().flat_map(|inherited| inherited.made.iter().cloned());
+            let of_zygote = inherited.into_iter().flat_map(|inherited| inherited.made.iter().cloned());
             let mut expected = security.expected.clone();
-            expected.mounts.extend(of_template.chain(made));
+            expected.mounts.extend(of_zygote.chain(made));
             check::mounts(&expected)?;
         }
         // After the check that the network is the sandbox's own.
@@ -81,16 +78,6 @@ pub(crate) fn run<'a>(
         check::privileges(&security.expected)?;
     }
     Ok(InitState { process, events, setup, no_routes })
-}
-
-/// For `map_err`: adds the step to an errno.
-pub(crate) fn at(step: Step) -> impl FnOnce(Errno) -> Failure {
-    move |errno| Failure::new(step, errno)
-}
-
-/// For `map_err`: adds the step to an I/O error.
-pub(crate) fn at_io(step: Step) -> impl FnOnce(io::Error) -> Failure {
-    move |error| Failure::new(step, Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 /// Checks that descendants can be listed. PID 1 can kill them without that.

@@ -12,8 +12,8 @@ use std::{
 };
 
 use codelia_init::{
-    ExpectedEnvironment, ExpectedMount, Failure, FileIdentity, Mask, PrivatePath, StagedMount, Step,
-    TEMPLATE_FILES, View,
+    ExpectedEnvironment, ExpectedMount, Failure, FileIdentity, Mask, PrivatePath, StagedMount, Step, View,
+    ZYGOTE_FILES,
 };
 use codelia_sys::{
     Errno, mount, overlay,
@@ -21,8 +21,8 @@ use codelia_sys::{
 };
 
 use crate::{
-    check, layout,
-    setup::{at, at_io},
+    failure::{at, at_io},
+    layout,
 };
 
 /// The largest file of the runtime that is copied, and the space for all of them.
@@ -53,8 +53,8 @@ pub(crate) fn create(view: &View, expected: &ExpectedEnvironment) -> Result<Made
     unshare().map_err(at(Step::UnshareView))?;
     let mut mounts = Vec::new();
     let files = if view.owns_mounts {
-        // The template has covered the runtime, and made its mounts read-only.
-        Files::of_template().map_err(at(Step::UnshareView))?
+        // The zygote has covered the runtime, and made its mounts read-only.
+        Files::of_zygote().map_err(at(Step::UnshareView))?
     } else {
         change_tool_mounts(view, expected, &mut mounts)?
     };
@@ -101,7 +101,7 @@ fn read_only(file_system: &str) -> ExpectedMount {
 /// Makes the host's mounts read-only that came with a read-only one: not every tool does.
 fn make_submounts_read_only(expected: &ExpectedEnvironment, table: &[Mount]) -> Result<(), Errno> {
     let came_along = |mount: &&Mount| {
-        let above = check::mount_above(expected, mount);
+        let above = expected.mount_above(&mount.target);
         let is_read_only = above.is_some_and(|above| above.is_recursive && above.writable == Some(false));
         is_read_only && mount.writable && !expected.mounts.contains_key(&mount.target)
     };
@@ -153,9 +153,9 @@ impl Files {
         Ok(files)
     }
 
-    /// Those of a template, which all its sandboxes share: nothing of them can be opened.
-    fn of_template() -> Result<Self, Errno> {
-        Ok(Self { tmpfs: overlay::open_directory(Path::new(TEMPLATE_FILES))? })
+    /// Those of a zygote, which all its sandboxes share: nothing of them can be opened.
+    fn of_zygote() -> Result<Self, Errno> {
+        Ok(Self { tmpfs: overlay::open_directory(Path::new(ZYGOTE_FILES))? })
     }
 
     pub(crate) fn make_read_only(&self) -> Result<(), Errno> {

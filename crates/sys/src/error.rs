@@ -1,4 +1,4 @@
-//! The error of an operation that makes several system calls.
+//! Errors: of an operation that makes several system calls, and of one call.
 
 use std::{fmt, io, path::PathBuf};
 
@@ -31,4 +31,9 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: {}", self.step, self.path.display(), self.errno)
     }
+}
+
+/// Converts the error number of the `nix` crate.
+pub(crate) fn from_nix(errno: nix::errno::Errno) -> Errno {
+    Errno::from_raw_os_error(errno as i32)
 }

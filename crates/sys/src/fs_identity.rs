@@ -9,7 +9,7 @@ use rustix::{
     thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities},
 };
 
-use crate::{fd::last_errno, process};
+use crate::{error::from_nix, fd::last_errno, process};
 
 /// Restores the identity of the thread when dropped, also after a panic.
 struct RestoreIdentity {
@@ -73,7 +73,7 @@ pub fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> Result<T, Err
 
 /// Drops the supplementary groups of this thread. Returns them and its capabilities.
 fn drop_groups() -> Result<Dropped, Errno> {
-    let groups = getgroups().map_err(process::from_nix)?;
+    let groups = getgroups().map_err(from_nix)?;
     let capabilities = capabilities(None)?;
     set_groups(&[])?;
     Ok(Dropped { groups, capabilities })

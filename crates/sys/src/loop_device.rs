@@ -13,7 +13,7 @@ use nix::{
 };
 use rustix::io::Errno;
 
-use crate::{Error, fd::last_errno, process::from_nix};
+use crate::{Error, error::from_nix, fd::last_errno};
 
 const CONTROL: &str = "/dev/loop-control";
 /// `LOOP_CTL_GET_FREE`, `LOOP_CONFIGURE`, `LOOP_GET_STATUS64`, which `libc` lacks.

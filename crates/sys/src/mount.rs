@@ -18,7 +18,7 @@ use nix::{
 };
 use rustix::{fs::CWD, io::Errno};
 
-use crate::{fd::last_errno, process::from_nix};
+use crate::{error::from_nix, fd::last_errno};
 
 /// Values of the kernel's interface that `libc` lacks.
 const FSOPEN_CLOEXEC: u32 = 1;
@@ -42,7 +42,7 @@ pub fn unshare_cgroups() -> Result<(), Errno> {
 ///
 /// # Errors
 /// As `unshare(2)` and `mount(2)`.
-pub fn unshare_for_template() -> Result<(), Errno> {
+pub fn unshare_for_zygote() -> Result<(), Errno> {
     let namespaces = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS;
     unshare(namespaces).map_err(from_nix)?;
     let (none, flags) = (None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE);

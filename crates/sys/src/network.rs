@@ -17,7 +17,7 @@ use rustix::{
     net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt},
 };
 
-use crate::{fd::last_errno, process::from_nix};
+use crate::{error::from_nix, fd::last_errno};
 
 /// Connections that wait until they are accepted.
 const BACKLOG: i32 = 128;

@@ -19,8 +19,9 @@ use rustix::{
 };
 
 use crate::{
+    error::from_nix,
     mount,
-    process::{self, SingleThread, from_nix},
+    process::{self, SingleThread},
     user_namespace,
 };
 

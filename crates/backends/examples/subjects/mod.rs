@@ -87,7 +87,7 @@ pub(crate) fn namespace_backends() -> [Arc<dyn Backend>; 3] {
         cgroup_parent: CgroupParent::default(),
         engine_sockets: Vec::new(),
         watch_limits: false,
-        max_templates: 8,
+        max_zygotes: 8,
     };
     [
         Arc::new(bwrap(tool_options("bwrap".into())).unwrap()),

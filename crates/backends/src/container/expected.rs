@@ -6,10 +6,7 @@ use bollard::models::ContainerCreateBody;
 use codelia_init::{ExpectedEnvironment, ExpectedMount, ExpectedNamespace};
 use codelia_policy::{Mount, Plan};
 
-use super::{
-    engine::EngineKind,
-    spec::{self, SETTINGS},
-};
+use super::{engine::EngineKind, spec::SETTINGS};
 use crate::{Error, isolation};
 
 /// Mounts that engines and runtimes make by themselves. Their files tell about the container only.
@@ -62,7 +59,7 @@ pub(super) fn adapt(
     for target in engine_mounts(body) {
         expected.mounts.entry(target).or_insert(ExpectedMount { is_optional: true, ..Default::default() });
     }
-    if spec::has_own_kernel(plan) {
+    if plan.has_own_kernel() {
         adapt_to_other_kernel(expected);
     }
     Ok(())

@@ -7,15 +7,13 @@ mod control_dir;
 mod engine;
 mod expected;
 mod mounts;
+mod options;
 mod process;
 mod restrict;
 mod spec;
 mod sweep;
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
 use async_trait::async_trait;
 use bollard::models::ContainerCreateBody;
@@ -34,42 +32,9 @@ use crate::{
 };
 use control_dir::ControlDir;
 use engine::{Engine, EngineKind};
+pub use options::ContainerOptions;
 use process::ContainerProcess;
 use spec::EngineTarget;
-
-pub(crate) use spec::has_own_kernel;
-
-/// Configuration of mode `container`.
-#[derive(Debug, Clone)]
-pub struct ContainerOptions {
-    /// Path of `codelia-init`, as the engine sees it.
-    pub init: PathBuf,
-    /// The engine's socket.
-    pub socket: PathBuf,
-    /// The engine's name for the OCI runtime. `None` for its default.
-    pub runtime: Option<String>,
-    /// The default image.
-    pub image: String,
-    /// The images of profiles, by name. Profile `base` falls back to the default image.
-    pub profile_images: BTreeMap<String, String>,
-    /// Where each sandbox gets a directory for its control socket. The engine must see it under
-    /// the same path.
-    pub control_dir: PathBuf,
-    /// The worker's name, for the label of its containers.
-    pub worker: String,
-}
-
-impl ContainerOptions {
-    /// The image of a plan.
-    fn image(&self, plan: &Plan) -> Result<&str, Error> {
-        let Some(profile) = &plan.profile else { return Ok(&self.image) };
-        match self.profile_images.get(profile) {
-            Some(image) => Ok(image),
-            None if profile == "base" => Ok(&self.image),
-            None => Err(Error::Unenforceable { field: "policy.container.profile" }),
-        }
-    }
-}
 
 /// Creates the backend of mode `container`.
 ///
@@ -114,7 +79,7 @@ impl Container {
     fn setup(&self, plan: &Plan, kind: EngineKind, body: &ContainerCreateBody) -> Result<Setup, Error> {
         let mut setup = Setup { stay_after_exit: true, ..setup::of(plan)? };
         if let Some(security) = &mut setup.security {
-            setup.relay_launch = spec::has_own_kernel(plan);
+            setup.relay_launch = plan.has_own_kernel();
             expected::adapt(&mut security.expected, plan, kind, body)?;
         }
         if setup.relay_launch {
@@ -178,8 +143,8 @@ impl Container {
 fn require_network(plan: &Plan) -> Result<(), Error> {
     let holds = match plan.network {
         NetworkMode::None => true,
-        NetworkMode::Proxy => restrict::is_possible() && !spec::has_own_kernel(plan),
-        NetworkMode::Host => !spec::has_own_kernel(plan),
+        NetworkMode::Proxy => restrict::is_possible() && !plan.has_own_kernel(),
+        NetworkMode::Host => !plan.has_own_kernel(),
     };
     isolation::require(&[("network", holds)])
 }

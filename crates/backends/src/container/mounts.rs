@@ -9,11 +9,7 @@ use std::{
 use bollard::models::{Mount as EngineMount, MountBindOptions, MountBindOptionsPropagationEnum, MountType};
 use codelia_policy::{Ids, Mount, Plan};
 
-use super::{
-    ControlDir,
-    engine::EngineKind,
-    spec::{self, EngineTarget},
-};
+use super::{control_dir::ControlDir, engine::EngineKind, spec::EngineTarget};
 use crate::{
     Error,
     isolation::{self, INIT, SHOWN_IN_PROC, utf8},
@@ -142,7 +138,7 @@ impl FilesystemBuilder<'_> {
             MaskTarget::Absent if !even_if_absent => {}
             // It may exist in the image. The engine masks it there, but a runtime with its own
             // kernel ignores masked paths.
-            MaskTarget::Absent if spec::has_own_kernel(self.plan) => {
+            MaskTarget::Absent if self.plan.has_own_kernel() => {
                 return Err(Error::Unenforceable { field: "policy.filesystem.denied_paths" });
             }
             MaskTarget::Absent => self.masked.push(utf8(target)?.to_owned()),

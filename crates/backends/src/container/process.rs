@@ -11,7 +11,7 @@ use codelia_telemetry::task;
 use codelia_types::{Mode, NetworkMode, Receipt};
 use tokio::{runtime::Handle, time::timeout};
 
-use super::{ControlDir, Engine, restrict, spec};
+use super::{control_dir::ControlDir, engine::Engine, restrict, spec};
 use crate::{
     EgressSockets, Error,
     isolation::{self, INIT},
@@ -52,7 +52,7 @@ impl ContainerProcess {
             _ = self.engine.wait(&self.name) => return Err(self.exit_error().await),
         };
         let is_on_host = is_init_on_host(peer);
-        if spec::has_own_kernel(plan) && is_on_host {
+        if plan.has_own_kernel() && is_on_host {
             return Err(Error::SharedKernel);
         }
         // The process of a runtime with its own kernel does not have the mounts of the container.

@@ -11,9 +11,10 @@ use codelia_types::NetworkMode;
 use serde_json::json;
 
 use super::{
-    ContainerOptions, ControlDir,
+    control_dir::ControlDir,
     engine::EngineKind,
     mounts::{CONTROL_SOCKET, Filesystem},
+    options::ContainerOptions,
 };
 use crate::{
     Error,
@@ -162,16 +163,11 @@ fn seccomp_profile() -> String {
     json!({ "defaultAction": "SCMP_ACT_ALLOW", "architectures": [architecture], "syscalls": [] }).to_string()
 }
 
-/// Whether the plan is for a runtime with its own kernel: one that counts no violations.
-pub(crate) fn has_own_kernel(plan: &Plan) -> bool {
-    plan.security.as_ref().is_none_or(|security| security.violation_limit.is_none())
-}
-
 /// Includes `codelia-init`. For a runtime with its own kernel the limit is rough: it protects the
 /// host from a fork bomb by ending the sandbox.
 fn max_pids(plan: &Plan) -> i64 {
     let max = signed(plan.limits.pids).saturating_add(1);
-    if has_own_kernel(plan) {
+    if plan.has_own_kernel() {
         max.saturating_mul(THREADS_PER_PROCESS).saturating_add(KERNEL_THREADS)
     } else {
         max

@@ -36,9 +36,9 @@ pub(super) fn directories(parent: &Path) -> Result<usize, Error> {
         let owner = entry.file_name().to_str().and_then(ProcessId::from_name_prefix);
         if owner.is_some_and(|owner| !owner.is_alive()) {
             let link = entry.path();
-            // Earlier versions had a directory of this name instead of a link.
-            let directory = fs::read_link(&link).map_or(link.clone(), |name| parent.join(name));
-            control_dir::remove(&directory, &link)?;
+            // Another sweep may have removed it meanwhile.
+            let Ok(name) = fs::read_link(&link) else { continue };
+            control_dir::remove(&parent.join(name), &link)?;
             removed += 1;
         }
     }

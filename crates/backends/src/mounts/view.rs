@@ -73,8 +73,8 @@ pub(crate) fn expect_tool_mounts(expected: &mut ExpectedEnvironment, view: &mut 
     expect_root_and_devices(expected);
 }
 
-/// The view in the mounts that a template makes: the template has made the runtime private.
-pub(crate) fn in_template(plan: &Plan, masks: &Masks, expected: &mut ExpectedEnvironment) -> View {
+/// The view in the mounts that a zygote makes: the zygote has made the runtime private.
+pub(crate) fn in_zygote(plan: &Plan, masks: &Masks, expected: &mut ExpectedEnvironment) -> View {
     expected.covered = Some(STAGING_DIR.into());
     expect_root_and_devices(expected);
     let masked = masks.zip(&plan.mounts).filter_map(|(_, target)| mask(target));

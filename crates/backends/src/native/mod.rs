@@ -1,13 +1,13 @@
 //! Mode `native`: namespaces and mounts without a tool.
 //!
-//! A process for each active session (`codelia-init --template`) holds what its sandboxes have in common.
+//! A process for each active session (`codelia-init --zygote`) holds what its sandboxes have in common.
 //! A sandbox is a fork of that process in namespaces of its own, so that nothing is executed until the
 //! command is.
 
 mod plan;
 mod process;
-mod template;
-mod templates;
+mod zygote;
+mod zygotes;
 
 use std::{
     path::{Path, PathBuf},
@@ -34,10 +34,10 @@ use crate::{
     probe::{self, Probed},
     sandbox::{self, ReadyParts, Sandbox, cgroups::Cgroups, control::Control, prepared, setup},
 };
-use plan::TemplateSpec;
+use plan::ZygoteSpec;
 use process::NativeProcess;
-use template::{Started, Template};
-use templates::Templates;
+use zygote::{Started, Zygote};
+use zygotes::Zygotes;
 
 /// Configuration of mode `native`.
 #[derive(Debug, Clone)]
@@ -51,8 +51,8 @@ pub struct NativeOptions {
     /// Whether limits that no control group enforces are watched. Otherwise the mode is not usable
     /// without control groups.
     pub watch_limits: bool,
-    /// How many templates are kept for the next runs of their sessions.
-    pub max_templates: usize,
+    /// How many zygotes are kept for the next runs of their sessions.
+    pub max_zygotes: usize,
 }
 
 /// Creates the backend of mode `native`.
@@ -69,7 +69,7 @@ pub fn native(options: NativeOptions) -> Result<impl Backend + 'static, Error> {
     Ok(Native {
         cgroups: Cgroups::detect(&options.cgroup_parent)?,
         overlays: Overlays::default(),
-        templates: Templates::new(options.max_templates),
+        zygotes: Zygotes::new(options.max_zygotes),
         init: options.init,
         secrets,
         watch_limits: options.watch_limits,
@@ -81,7 +81,7 @@ struct Native {
     init: PathBuf,
     cgroups: Cgroups,
     overlays: Overlays,
-    templates: Templates,
+    zygotes: Zygotes,
     /// The sockets of engines, under their configured and their real paths.
     secrets: Vec<PathBuf>,
     watch_limits: bool,
@@ -93,17 +93,17 @@ impl Native {
         let mut setup = setup::of(plan)?;
         if let Some(security) = &mut setup.security {
             let masks = Masks::of(&plan.mounts).await?;
-            security.view = Some(view::in_template(plan, &masks, &mut security.expected));
+            security.view = Some(view::in_zygote(plan, &masks, &mut security.expected));
         }
         let namespaces = self.overlays.mount(&self.init, plan).await?;
         let parts = ReadyParts::of(&setup);
         let group = self.cgroups.create(plan)?;
         match self.start(plan, setup, namespaces, group.as_ref()).await {
             Ok((control, process)) => {
-                let template = process.template();
+                let zygote = process.zygote();
                 let sandbox = Sandbox::new(control, Box::new(process), group);
                 let prepared = prepared::prepare_started(sandbox, plan, parts).await?;
-                template.set_mounts_checked();
+                zygote.set_mounts_checked();
                 Ok(prepared)
             }
             Err(error) => {
@@ -126,30 +126,30 @@ impl Native {
         namespaces: Option<Arc<Namespaces>>,
         group: Option<&Group>,
     ) -> Result<(Control, NativeProcess), Error> {
-        let wanted = plan::template(plan, setup)?;
-        let (started, template, namespaces) = self.start_in_template(plan, wanted, namespaces, group).await?;
-        Ok((started.control, NativeProcess::new(started.init, plan, template, namespaces)?))
+        let wanted = plan::zygote(plan, setup)?;
+        let (started, zygote, namespaces) = self.start_in_zygote(plan, wanted, namespaces, group).await?;
+        Ok((started.control, NativeProcess::new(started.init, plan, zygote, namespaces)?))
     }
 
     /// Returns the sandbox with what must live as long.
-    async fn start_in_template(
+    async fn start_in_zygote(
         &self,
         plan: &Plan,
-        wanted: TemplateSpec,
+        wanted: ZygoteSpec,
         namespaces: Option<Arc<Namespaces>>,
         group: Option<&Group>,
-    ) -> Result<(Started, Arc<Template>, Option<Arc<Namespaces>>), Error> {
+    ) -> Result<(Started, Arc<Zygote>, Option<Arc<Namespaces>>), Error> {
         let fds = namespaces.as_deref().map(Namespaces::try_clone_fds).transpose()?.unwrap_or_default();
         // Overlays and volumes are gone with the last sandbox, and a transaction's with its run.
         let is_mounted_outside = |mount: &Mount| {
             matches!(mount, Mount::Overlay { .. } | Mount::Transaction { .. } | Mount::Volume { .. })
         };
         if plan.mounts.iter().any(is_mounted_outside) {
-            let template = Arc::new(Template::create(&self.init, &wanted, fds).await?);
-            return Ok((template.start(group).await?, template, namespaces));
+            let zygote = Arc::new(Zygote::create(&self.init, &wanted, fds).await?);
+            return Ok((zygote.start(group).await?, zygote, namespaces));
         }
-        let (template, started) = self.templates.start(&self.init, wanted, group).await?;
-        Ok((started, template, None))
+        let (zygote, started) = self.zygotes.start(&self.init, wanted, group).await?;
+        Ok((started, zygote, None))
     }
 }
 
@@ -164,7 +164,7 @@ impl Probed for Native {
     async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         let created = self.create(plan).await;
         // No other run has the session of a probe.
-        self.templates.forget(plan.session);
+        self.zygotes.forget(plan.session);
         created
     }
 
@@ -184,16 +184,16 @@ impl Backend for Native {
     }
 
     async fn sweep(&self) -> Result<usize, Error> {
-        self.templates.drop_idle();
+        self.zygotes.drop_idle();
         Ok(self.cgroups.remove_orphans()?)
     }
 
     fn forget_session(&self, session: SessionId) {
-        self.templates.forget(session);
+        self.zygotes.forget(session);
     }
 
     fn shutdown(&self) {
-        self.templates.clear();
+        self.zygotes.clear();
         self.cgroups.shutdown();
     }
 
@@ -206,15 +206,15 @@ impl Backend for Native {
 
 fn remedy(error: &Error) -> &'static str {
     match error {
-        Error::InitFailed(Failure { step: Step::TemplateNamespaces | Step::StartSandbox, .. }) => {
+        Error::InitFailed(Failure { step: Step::ZygoteNamespaces | Step::StartSandbox, .. }) => {
             "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone; on \
              Ubuntu kernel.apparmor_restrict_unprivileged_userns=0 or a profile for codelia-init), on Linux 5.12 \
              or later"
         }
-        Error::InitFailed(Failure { step: Step::TemplateMounts, .. }) => {
+        Error::InitFailed(Failure { step: Step::ZygoteMounts, .. }) => {
             "make the directories above the sessions traversable (mode 0711)"
         }
-        Error::InitFailed(Failure { step: Step::TemplateNetwork, .. }) => {
+        Error::InitFailed(Failure { step: Step::ZygoteNetwork, .. }) => {
             "allow network namespaces (sysctl user.max_net_namespaces)"
         }
         Error::InitFailed(Failure { step: Step::OwnMounts, .. }) => {

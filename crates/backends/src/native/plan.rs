@@ -1,4 +1,4 @@
-//! Which part of a plan is made once, in a template, and which for each sandbox.
+//! Which part of a plan is made once, in a zygote, and which for each sandbox.
 
 use std::{
     fs::{self, Metadata},
@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_init::{OwnMount, STAGING_DIR, Setup, Template, TemplateMount};
+use codelia_init::{OwnMount, STAGING_DIR, Setup, Zygote, ZygoteMount};
 use codelia_policy::{Ids, Mount, Plan, SANDBOX_IDS, VolumeMode};
 use codelia_types::{Mode, NetworkMode, SessionId};
 
@@ -17,14 +17,14 @@ use crate::{
     mounts::{overlay, view},
 };
 
-/// A template, and everything that makes it another one.
+/// A zygote, and everything that makes it another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct TemplateSpec {
+pub(super) struct ZygoteSpec {
     /// First, because it decides most comparisons.
     pub(super) session: SessionId,
     pub(super) ids: Ids,
-    pub(super) template: Template,
-    /// What its mounts show of the host, which may be replaced while a template lives.
+    pub(super) zygote: Zygote,
+    /// What its mounts show of the host, which may be replaced while a zygote lives.
     sources: Vec<SourceIdentity>,
 }
 
@@ -37,14 +37,14 @@ struct SourceIdentity {
     content: Option<(i64, i64, u64)>,
 }
 
-/// The template of a plan. A mount is made for each sandbox if it is a `/proc`, a terminal or a tmpfs, or
+/// The zygote of a plan. A mount is made for each sandbox if it is a `/proc`, a terminal or a tmpfs, or
 /// if it is above or below such a mount that comes earlier in the plan.
-pub(super) fn template(plan: &Plan, setup: Setup) -> Result<TemplateSpec, Error> {
+pub(super) fn zygote(plan: &Plan, setup: Setup) -> Result<ZygoteSpec, Error> {
     let mut split = Split::default();
     for (index, mount) in plan.mounts.iter().enumerate() {
         split.add(mount, &plan.mounts[index + 1..])?;
     }
-    let template = Template {
+    let zygote = Zygote {
         hostname: plan.hostname.clone(),
         uid: SANDBOX_IDS.uid,
         gid: SANDBOX_IDS.gid,
@@ -54,12 +54,12 @@ pub(super) fn template(plan: &Plan, setup: Setup) -> Result<TemplateSpec, Error>
         own_mounts: split.own,
         setup,
     };
-    Ok(TemplateSpec { session: plan.session, ids: isolation::ids(plan)?, template, sources: split.sources })
+    Ok(ZygoteSpec { session: plan.session, ids: isolation::ids(plan)?, zygote, sources: split.sources })
 }
 
 #[derive(Default)]
 struct Split {
-    shared: Vec<TemplateMount>,
+    shared: Vec<ZygoteMount>,
     own: Vec<OwnMount>,
     /// The mount points of `own`.
     own_targets: Vec<PathBuf>,
@@ -83,14 +83,14 @@ impl Split {
                 return Err(Error::Unenforceable { field: "mounts" });
             }
             Mount::Dev => {
-                self.shared.push(TemplateMount::Dev { devices: view::DEVICES.map(str::to_owned).to_vec() });
+                self.shared.push(ZygoteMount::Dev { devices: view::DEVICES.map(str::to_owned).to_vec() });
                 self.add_own(OwnMount::Terminals { max: MAX_TERMINALS }, place.join("pts"));
             }
             Mount::Symlink { to, .. } if overlaps => {
                 self.add_own(OwnMount::Symlink { target: place.clone(), to: to.clone() }, place);
             }
             Mount::Symlink { to, .. } => {
-                self.shared.push(TemplateMount::Symlink { target: place, to: to.clone() });
+                self.shared.push(ZygoteMount::Symlink { target: place, to: to.clone() });
             }
             // codelia-init masks them, for each sandbox.
             Mount::Hidden { .. } => {}
@@ -113,7 +113,7 @@ impl Split {
         let one = match mount {
             Mount::Bind { source, writable, .. } => {
                 self.add_source(&metadata(source)?, false);
-                TemplateMount::Bind { source: source.clone(), target, writable: *writable }
+                ZygoteMount::Bind { source: source.clone(), target, writable: *writable }
             }
             // A copy of a file that everyone may read is faster than a mount, and no inode is shared.
             Mount::Runtime { path } => {
@@ -122,21 +122,21 @@ impl Split {
                 self.add_source(&metadata, is_copied);
                 let source = path.clone();
                 if metadata.is_dir() && !view::is_covered(path, later) {
-                    TemplateMount::Runtime { path: source }
+                    ZygoteMount::Runtime { path: source }
                 } else if is_copied {
-                    TemplateMount::Copy { source, target }
+                    ZygoteMount::Copy { source, target }
                 } else {
-                    TemplateMount::Bind { source, target, writable: false }
+                    ZygoteMount::Bind { source, target, writable: false }
                 }
             }
             Mount::Overlay { layer, .. } | Mount::Transaction { layer, .. } => {
-                TemplateMount::Bind { source: overlay::mount_point(layer), target, writable: true }
+                ZygoteMount::Bind { source: overlay::mount_point(layer), target, writable: true }
             }
             Mount::Volume { layer, mode, .. } => {
                 let writable = *mode != VolumeMode::ReadOnly;
-                TemplateMount::Bind { source: overlay::mount_point(layer), target, writable }
+                ZygoteMount::Bind { source: overlay::mount_point(layer), target, writable }
             }
-            Mount::File { text, .. } => TemplateMount::File { target, text: text.clone() },
+            Mount::File { text, .. } => ZygoteMount::File { target, text: text.clone() },
             Mount::Tmpfs { .. } | Mount::Proc | Mount::Dev | Mount::Symlink { .. } | Mount::Hidden { .. } => {
                 return Ok(());
             }

@@ -1,4 +1,4 @@
-//! The `codelia-init` of a sandbox that a template's process has started and reaps.
+//! The `codelia-init` of a sandbox that a zygote's process has started and reaps.
 
 use std::{io, sync::Arc};
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-use super::template::Template;
+use super::zygote::Zygote;
 
 /// PID 1 of a sandbox's namespace. When it has ended, the kernel has killed all other processes of the
 /// namespace.
@@ -31,7 +31,7 @@ pub(super) struct NativeProcess {
     pid: Option<Pid>,
     mounts: MountMarkers,
     /// The sandbox dies with it.
-    template: Arc<Template>,
+    zygote: Arc<Zygote>,
     /// Keeps the session's overlays mounted while this sandbox lives.
     _namespaces: Option<Arc<Namespaces>>,
 }
@@ -40,17 +40,17 @@ impl NativeProcess {
     pub(super) fn new(
         init: PidFd,
         plan: &Plan,
-        template: Arc<Template>,
+        zygote: Arc<Zygote>,
         namespaces: Option<Arc<Namespaces>>,
     ) -> Result<Self, Error> {
         let pid = init.pid().map_err(io::Error::from)?;
         let init = async_fd(init).map_err(|(_, error)| error)?;
         let mounts = MountMarkers::of(plan);
-        Ok(Self { init, pid, mounts, template, _namespaces: namespaces })
+        Ok(Self { init, pid, mounts, zygote, _namespaces: namespaces })
     }
 
-    pub(super) fn template(&self) -> Arc<Template> {
-        self.template.clone()
+    pub(super) fn zygote(&self) -> Arc<Zygote> {
+        self.zygote.clone()
     }
 }
 

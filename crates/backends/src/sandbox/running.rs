@@ -12,12 +12,11 @@ use codelia_sys::{
     cgroup::{self, Group, GroupReader},
     process::TreeRoot,
 };
-use codelia_types::{Mode, NearLimit, NetworkUsage, Outcome, Receipt, Resource, Usage, Violation};
+use codelia_types::{NearLimit, NetworkUsage, Outcome, Receipt, Resource, Usage, Violation};
 use tokio::{sync::mpsc, time::timeout_at};
 
 use crate::{
     Error, IsolationCheck, Running, SandboxRemote, UsageReader,
-    container::has_own_kernel,
     sandbox::{
         Sandbox,
         control::Control,
@@ -69,7 +68,7 @@ impl Budget {
             cpu_millicores: cpu_millicores.max(1),
             watched: WatchedLimits::of(plan),
             nearable: NearableLimits::of(plan),
-            counts_tasks: !(plan.mode == Mode::Container && has_own_kernel(plan)),
+            counts_tasks: !plan.has_own_kernel(),
         }
     }
 

@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use libseccomp::{ScmpAction, ScmpFilterContext};
 
 use super::{
-    add_rule, number, program,
+    names::number,
+    program::{self, add_rule},
     ranges::{Ranges, checked_architecture},
 };
 use crate::Error;

@@ -6,8 +6,9 @@ use std::{
 };
 
 use codelia_sys::fd;
-use libseccomp::ScmpFilterContext;
+use libseccomp::{ScmpAction, ScmpArgCompare, ScmpFilterContext, ScmpSyscall};
 
+use super::names::number;
 use crate::Error;
 
 /// `BPF_RET` of a constant.
@@ -23,6 +24,18 @@ pub(super) const LOAD: u16 = 0x20;
 pub(super) const ARCHITECTURE_OFFSET: u32 = 4;
 /// `BPF_JMP` if equal.
 pub(super) const JUMP_EQUAL: u16 = 0x15;
+
+/// Adds a rule, unless this machine does not have the call.
+pub(super) fn add_rule(
+    context: &mut ScmpFilterContext,
+    name: &str,
+    action: ScmpAction,
+    condition: &[ScmpArgCompare],
+) -> Result<(), Error> {
+    let Some(number) = number(name) else { return Ok(()) };
+    context.add_rule_conditional(action, ScmpSyscall::from_raw_syscall(number), condition)?;
+    Ok(())
+}
 
 /// The program of a context.
 pub(super) fn export(context: &ScmpFilterContext) -> Result<Vec<u64>, Error> {

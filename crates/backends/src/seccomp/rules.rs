@@ -1,14 +1,17 @@
-//! Conditions on the arguments of allowed calls. [`super::denials`] come first.
+//! What a plan allows: calls, and conditions on their arguments. [`super::denials`] come first.
 //!
 //! The filter compares whole 64-bit registers. Where the kernel reads fewer bits, a rule masks
 //! them, or denies values with other bits set.
 
+use std::collections::BTreeSet;
+
+use codelia_policy::{LoggedCalls, Security, SyscallRules, syscalls};
 use libseccomp::{
     ScmpArgCompare,
     ScmpCompareOp::{self, Equal, MaskedEqual},
 };
 
-use super::{Rules, observed::CHANGES};
+use super::observed::{self, CHANGES, ObservedCall};
 
 // Flags of clone(2) that create a namespace.
 const CLONE_NEWNS: u64 = 0x0002_0000;
@@ -46,6 +49,59 @@ const ADDR_NO_RANDOMIZE: u64 = 0x4_0000;
 
 /// The memfd can never be executed.
 pub(super) const MFD_NOEXEC_SEAL: u64 = 0x8;
+
+/// What a filter depends on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rules {
+    pub(super) allowed: BTreeSet<String>,
+    pub(super) fork: bool,
+    pub(super) exec: bool,
+    pub(super) debug: bool,
+    /// Whether only listed files may be executed.
+    pub(super) only_listed: bool,
+    /// Whether files in memory can never be executed.
+    pub(super) seals_memory_files: bool,
+    /// Whether denied calls are sent to the supervisor.
+    pub(super) notify: bool,
+    /// Whether calls that open files are sent to the supervisor, too.
+    pub(super) asks: bool,
+    /// Which allowed calls are sent to it to be logged.
+    pub(super) logged: LoggedCalls,
+}
+
+impl Rules {
+    /// A deny list removes calls from the default list.
+    pub(crate) fn of(security: &Security) -> Self {
+        let allowed = match &security.syscalls {
+            SyscallRules::Allow(names) => names.iter().cloned().collect(),
+            SyscallRules::Deny(names) => {
+                let default = syscalls::allowed(security.debug);
+                default.iter().filter(|name| !names.contains(name)).cloned().collect()
+            }
+        };
+        Self { allowed, ..Self::without_names(security) }
+    }
+
+    /// The rules without the allowed calls.
+    pub(super) fn without_names(security: &Security) -> Self {
+        Self {
+            allowed: BTreeSet::new(),
+            fork: security.fork,
+            exec: security.exec,
+            debug: security.debug,
+            only_listed: security.executables.is_some(),
+            seals_memory_files: false,
+            notify: security.violation_limit.is_some(),
+            asks: !security.asked_reads.is_empty(),
+            logged: security.logged,
+        }
+    }
+
+    /// The allowed calls that are logged.
+    pub(crate) fn observed(&self) -> impl Iterator<Item = &'static ObservedCall> {
+        observed::observed(self.logged).filter(|call| self.allowed.contains(call.name))
+    }
+}
 
 type Condition = Vec<ScmpArgCompare>;
 

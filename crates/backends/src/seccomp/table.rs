@@ -11,9 +11,8 @@ use std::{
 use codelia_policy::syscalls;
 
 use super::{
-    Rules,
     denials::{Answer, DENIALS},
-    rules,
+    rules::{self, Rules},
 };
 
 /// Known calls that Docker's default profile denies to a container with default capabilities.

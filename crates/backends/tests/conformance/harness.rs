@@ -354,7 +354,7 @@ pub(crate) fn backend(kind: Kind, groups: CgroupParent, dir: &Path, watch_limits
                 cgroup_parent: groups,
                 engine_sockets: vec![engine_socket_in(dir)],
                 watch_limits,
-                max_templates: 8,
+                max_zygotes: 8,
             })
             .unwrap(),
         ),

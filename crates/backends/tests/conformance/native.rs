@@ -47,7 +47,7 @@ async fn fixture() -> Option<Fixture> {
 }
 
 #[tokio::test]
-async fn runs_of_a_session_share_a_template() {
+async fn runs_of_a_session_share_a_zygote() {
     let Some(mut fixture) = fixture().await else { return };
     let (session, other) = (fixture.session(), fixture.session());
     assert_eq!(fixture.sh(&session, "true").await.outcome, Outcome::Exited(0));
@@ -61,12 +61,12 @@ async fn runs_of_a_session_share_a_template() {
     assert_eq!(fixture.sh(&session, "true").await.outcome, Outcome::Exited(0));
     assert_eq!(holders(&session).len(), 2, "another plan has another one");
     fixture.backend.forget_session(session.id);
-    eventually("the templates are gone", || holders(&session).is_empty()).await;
+    eventually("the zygotes are gone", || holders(&session).is_empty()).await;
     assert_eq!(holders(&other).len(), 1, "the control");
 }
 
 #[tokio::test]
-async fn sandboxes_die_with_their_template() {
+async fn sandboxes_die_with_their_zygote() {
     let Some(fixture) = fixture().await else { return };
     let session = fixture.session();
     let mut started = fixture.start(&session, "setsid sleep 1001 & echo ready; sleep 1002").await;
@@ -150,7 +150,7 @@ async fn hold_a_sandbox() {
 }
 
 #[tokio::test]
-async fn killed_worker_leaves_no_template_and_no_sandbox() {
+async fn killed_worker_leaves_no_zygote_and_no_sandbox() {
     if fixture().await.is_none() {
         return;
     }

@@ -80,7 +80,7 @@ impl Delegation {
     }
 }
 
-/// Templates end after the suite that they belong to.
+/// Zygotes end after the suite that they belong to.
 impl Drop for Delegation {
     fn drop(&mut self) {
         let begin = Instant::now();

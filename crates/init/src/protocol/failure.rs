@@ -142,16 +142,16 @@ pub enum Step {
     OverlayMount,
     /// Set `nosuid` and `nodev` on the mounts of a container.
     RestrictMounts,
-    /// Create the namespaces of a template.
-    TemplateNamespaces,
-    /// Create the mounts of a template.
-    TemplateMounts,
-    /// Create or enter a network of a template.
-    TemplateNetwork,
-    /// Start a sandbox out of a template.
+    /// Create the namespaces of a zygote.
+    ZygoteNamespaces,
+    /// Create the mounts of a zygote.
+    ZygoteMounts,
+    /// Create or enter a network of a zygote.
+    ZygoteNetwork,
+    /// Start a sandbox out of a zygote.
     StartSandbox,
-    /// Map the ids of a sandbox, and have it end with its template.
-    JoinTemplate,
-    /// Create the mounts that a sandbox of a template has for itself.
+    /// Map the ids of a sandbox, and have it end with its zygote.
+    JoinZygote,
+    /// Create the mounts that a sandbox of a zygote has for itself.
     OwnMounts,
 }

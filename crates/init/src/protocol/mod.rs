@@ -14,17 +14,17 @@
 //! `launch` comes on the control socket, and `launched` replaces the end of file. Such a command can
 //! have no terminal.
 //!
-//! In mode `native` a template's process starts init, on request through a socket of its own
-//! ([`TemplateRequest`]). There is no `setup` on the control socket then: the template has it.
+//! In mode `native` a zygote's process starts init, on request through a socket of its own
+//! ([`ZygoteRequest`]). There is no `setup` on the control socket then: the zygote has it.
 
 mod failure;
-mod template;
+mod zygote;
 
 use std::{
     collections::BTreeMap,
     fmt,
     net::{IpAddr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -32,8 +32,8 @@ pub use codelia_sys::process::ExitStatus;
 use codelia_sys::{pty::WindowSize, rlimit::Resource};
 pub use failure::{Failure, Step};
 use serde::{Deserialize, Serialize};
-pub use template::{
-    HOST_PROC, OwnMount, STAGING_DIR, StartRequest, TEMPLATE_FILES, Template, TemplateMount, TemplateRequest,
+pub use zygote::{
+    HOST_PROC, OwnMount, STAGING_DIR, StartRequest, ZYGOTE_FILES, Zygote, ZygoteMount, ZygoteRequest,
 };
 
 /// A message from a backend to init.
@@ -285,6 +285,14 @@ pub struct ExpectedEnvironment {
     pub reports_restrictions: bool,
 }
 
+impl ExpectedEnvironment {
+    /// The expected mount in which another mount point is.
+    #[must_use]
+    pub fn mount_above(&self, mount_point: &Path) -> Option<&ExpectedMount> {
+        mount_point.ancestors().skip(1).find_map(|above| self.mounts.get(above))
+    }
+}
+
 /// What is expected of a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -353,7 +361,7 @@ pub struct Rlimit {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// The sandbox is started out of a template, which sends this. Carries the pidfd of its init.
+    /// The sandbox is started out of a zygote, which sends this. Carries the pidfd of its init.
     Started,
     /// The network is created. Carries its sockets: the listener of the proxy, the UDP socket and the
     /// TCP listener of the resolver, and those that are not bound.

@@ -4,7 +4,12 @@ use std::collections::BTreeSet;
 
 use rustix::io::Errno;
 
-use super::{Controller, Group, Hierarchy, Version, group_dir::GroupDir};
+use super::{
+    controller::{Controller, Version},
+    group::Group,
+    group_dir::GroupDir,
+    hierarchy::Hierarchy,
+};
 use crate::Error;
 
 impl Group {

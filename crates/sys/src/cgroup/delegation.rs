@@ -13,7 +13,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Controller, orphans::owned_name};
+use super::{controller::Controller, name::owned_name};
 use crate::{Error, process};
 
 /// The name of the child cgroup that this process moves into.

@@ -10,7 +10,11 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Controller, Group, Hierarchy, Version};
+use super::{
+    controller::{Controller, Version},
+    group::Group,
+    hierarchy::Hierarchy,
+};
 use crate::Error;
 
 /// A whole disk, by device number.

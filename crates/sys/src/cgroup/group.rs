@@ -1,15 +1,24 @@
 //! The cgroup of one sandbox: creating, limiting, joining, reading, killing and removing it.
 
-use std::{fs, io::ErrorKind, mem, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fs,
+    io::ErrorKind,
+    mem,
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use rustix::{io::Errno, process::Pid};
 
 use super::{
-    Controller, GroupReader, Hierarchy, Version,
+    controller::{Controller, Version},
     group_dir::{GroupDir, has_own_period},
-    hierarchy::ParentGroup,
-    orphans::owned_name,
+    hierarchy::{Hierarchy, ParentGroup},
+    name::owned_name,
     pool::{Pool, pooled_name},
+    reader::GroupReader,
 };
 use crate::{Error, process};
 
@@ -45,11 +54,11 @@ pub struct Usage {
 /// does nothing.
 #[derive(Debug, Default)]
 pub struct Group {
-    pub(super) memory: Option<GroupDir>,
-    pub(super) pids: Option<GroupDir>,
+    memory: Option<GroupDir>,
+    pids: Option<GroupDir>,
     cpu: Option<GroupDir>,
-    pub(super) cpuacct: Option<GroupDir>,
-    pub(super) io: Option<GroupDir>,
+    cpuacct: Option<GroupDir>,
+    io: Option<GroupDir>,
     /// Directories that go to the pool when the others are removed.
     pooled: Vec<GroupDir>,
     pool: Option<Arc<Pool>>,
@@ -207,7 +216,7 @@ impl Group {
     }
 
     /// Opens the descriptors with which a single-threaded process joins the cgroup, each by
-    /// [`join`](super::join).
+    /// [`join`].
     ///
     /// # Errors
     /// One cannot be opened.
@@ -256,7 +265,8 @@ impl Group {
     /// Reads what the processes use, from any thread.
     #[must_use]
     pub fn reader(&self) -> GroupReader {
-        GroupReader::of(self)
+        let Self { memory, pids, cpuacct, io, .. } = self;
+        GroupReader { memory: memory.clone(), pids: pids.clone(), cpuacct: cpuacct.clone(), io: io.clone() }
     }
 
     /// The CPU time used so far; `None` if it is not counted.
@@ -383,6 +393,15 @@ impl Group {
     pub fn directories(&self) -> impl Iterator<Item = &PathBuf> {
         self.all_dirs().map(|dir| &dir.path)
     }
+}
+
+/// Moves this process, which must have one thread, into a cgroup, through a descriptor of
+/// [`Group::join_fds`].
+///
+/// # Errors
+/// As `write(2)` to a cgroup's list of processes.
+pub fn join(fd: impl AsFd) -> Result<(), Errno> {
+    rustix::io::write(fd, b"0").map(drop)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::{
 
 use rustix::io::Errno;
 
-use super::Version;
+use super::controller::Version;
 use crate::Error;
 
 /// The smallest CPU quota that the kernel accepts.

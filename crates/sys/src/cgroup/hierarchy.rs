@@ -9,7 +9,13 @@ use std::{
 
 use rustix::{io::Errno, process::Pid};
 
-use super::{Controller, Version, delegation, group_dir::GroupDir, orphans::owned_name, pool::Pool};
+use super::{
+    controller::{Controller, Version},
+    delegation,
+    group_dir::GroupDir,
+    name::owned_name,
+    pool::Pool,
+};
 use crate::Error;
 
 /// The name of the cgroup that holds all sandboxes of a process.

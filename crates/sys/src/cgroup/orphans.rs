@@ -1,20 +1,12 @@
-//! Cgroup names and orphans. A cgroup's name contains the identity of the process that created it,
-//! so that a later process can remove the cgroups of a dead one.
+//! Orphans: cgroups of dead processes, which a later process removes.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use super::{Controller, Hierarchy};
-use crate::{Error, process_id::ProcessId};
-
-const PREFIX: &str = "codelia-";
-
-/// The name of a cgroup that this process creates.
-pub(super) fn owned_name(name: &str) -> Result<String, Error> {
-    Ok(format!("{PREFIX}{}-{name}", ProcessId::current()?))
-}
+use super::{controller::Controller, hierarchy::Hierarchy, name};
+use crate::Error;
 
 impl Hierarchy {
     /// Removes the empty cgroups of dead processes, each parent with all below it. Those that still
@@ -52,8 +44,7 @@ fn remove_tree(group: &Path) -> usize {
 
 fn orphans(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let entries = fs::read_dir(dir).map_err(Error::io("list cgroups in", dir))?;
-    let owner = |name: &str| ProcessId::from_name_prefix(name.strip_prefix(PREFIX)?);
-    let is_orphan = |name: &str| owner(name).is_some_and(|owner| !owner.is_alive());
+    let is_orphan = |name: &str| name::owner(name).is_some_and(|owner| !owner.is_alive());
     Ok(entries
         .flatten()
         .filter(|entry| entry.file_name().to_str().is_some_and(is_orphan))
@@ -68,7 +59,7 @@ mod tests {
     #[test]
     fn only_cgroups_of_dead_processes_are_orphans() {
         let dir = tempfile::tempdir().unwrap();
-        let own = owned_name("a-b").unwrap();
+        let own = name::owned_name("a-b").unwrap();
         // This pid exists, but no process has start time 0.
         let dead = format!("codelia-{}-0-x", std::process::id());
         for name in [own.as_str(), dead.as_str(), "codelia-other", "other-1-2-x", "codelia-x-1-y"] {

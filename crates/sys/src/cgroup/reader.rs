@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::{io::Errno, process::Pid};
 
-use super::{Group, group_dir::GroupDir};
+use super::group_dir::GroupDir;
 use crate::{Error, process::parse_pids};
 
 /// What the processes of a cgroup use now. `None` is not counted.
@@ -28,18 +28,13 @@ pub struct CurrentUsage {
 /// once it is removed.
 #[derive(Debug, Clone)]
 pub struct GroupReader {
-    memory: Option<GroupDir>,
-    pids: Option<GroupDir>,
-    cpuacct: Option<GroupDir>,
-    io: Option<GroupDir>,
+    pub(super) memory: Option<GroupDir>,
+    pub(super) pids: Option<GroupDir>,
+    pub(super) cpuacct: Option<GroupDir>,
+    pub(super) io: Option<GroupDir>,
 }
 
 impl GroupReader {
-    pub(super) fn of(group: &Group) -> Self {
-        let Group { memory, pids, cpuacct, io, .. } = group;
-        Self { memory: memory.clone(), pids: pids.clone(), cpuacct: cpuacct.clone(), io: io.clone() }
-    }
-
     /// Does not count processes and threads, where those of the host are not those of the sandbox.
     #[must_use]
     pub fn without_tasks(self) -> Self {

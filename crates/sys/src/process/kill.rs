@@ -12,7 +12,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal},
 };
 
-use super::own_pid;
+use super::own::own_pid;
 use crate::{Error, fd::last_errno};
 
 /// Kills a process. Succeeds if it does not exist.

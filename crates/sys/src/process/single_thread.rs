@@ -9,8 +9,11 @@ use std::{
 use nix::libc;
 use rustix::{io::Errno, process::Pid};
 
-use super::{PidFd, from_nix};
-use crate::fd::{close_range, last_errno};
+use super::kill::PidFd;
+use crate::{
+    error::from_nix,
+    fd::{close_range, last_errno},
+};
 
 /// Proof that this process has one thread and no descriptors except stdin, stdout, stderr and those
 /// opened since. Only such a process may run ordinary code between fork and exec.

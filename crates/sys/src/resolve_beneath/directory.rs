@@ -10,7 +10,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{BENEATH, BENEATH_ON_ONE_MOUNT, openat2};
+use super::open::{BENEATH, BENEATH_ON_ONE_MOUNT, openat2};
 
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 

@@ -15,7 +15,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{BENEATH_ON_ONE_MOUNT, COMPONENT, openat2, proc_fd_path, retry};
+use super::open::{BENEATH_ON_ONE_MOUNT, COMPONENT, openat2, proc_fd_path, retry};
 
 /// The result of [`Root::resolve`](super::Root::resolve).
 #[derive(Debug)]

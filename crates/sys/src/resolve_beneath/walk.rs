@@ -13,8 +13,9 @@ use rustix::{
 };
 
 use super::{
-    BENEATH_ON_ONE_MOUNT, COMPONENT, Entry, ResolveError, ResolvedPath, entry::open_component, from_io,
-    openat2,
+    entry::{Entry, ResolvedPath, open_component},
+    error::ResolveError,
+    open::{BENEATH_ON_ONE_MOUNT, COMPONENT, from_io, openat2},
 };
 
 /// The kernel's own limit.

@@ -1,4 +1,4 @@
-//! The mounts of a template, and those that each of its sandboxes makes on top of them.
+//! The mounts of a zygote, and those that each of its sandboxes makes on top of them.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_init::{HOST_PROC, OwnMount, STAGING_DIR, TEMPLATE_FILES, Template, TemplateMount};
+use codelia_init::{HOST_PROC, OwnMount, STAGING_DIR, ZYGOTE_FILES, Zygote, ZygoteMount};
 use codelia_sys::{
     fd, mount,
     proc_self::{self, Mount},
@@ -45,25 +45,25 @@ enum Source {
     Nothing,
 }
 
-/// Makes all mounts of a template and changes the root. Returns the mounts that cover the runtime.
-pub(super) fn create(template: &Template) -> io::Result<Made> {
-    let mut sources = template.mounts.iter().map(open).collect::<io::Result<Vec<_>>>()?;
+/// Makes all mounts of a zygote and changes the root. Returns the mounts that cover the runtime.
+pub(super) fn create(zygote: &Zygote) -> io::Result<Made> {
+    let mut sources = zygote.mounts.iter().map(open).collect::<io::Result<Vec<_>>>()?;
     let table = proc_self::mounts()?;
     let host_proc = mount::clone_tree(complete_proc(&table))?;
     mount::restrict_tree(&host_proc, true)?;
     let files = Files::create()?;
     // Last: other mounts show what is below the covers.
-    let made = open_runtime(&template.mounts, &table, &files, &mut sources)?;
+    let made = open_runtime(&zygote.mounts, &table, &files, &mut sources)?;
     files.make_read_only()?;
     let files = files.clone_mount()?;
     mount::change_root(&mount::create_tmpfs(MAX_ROOT_BYTES)?)?;
     attach(&host_proc, Path::new(HOST_PROC))?;
-    attach(&files, Path::new(TEMPLATE_FILES))?;
-    for (one, source) in template.mounts.iter().zip(sources) {
+    attach(&files, Path::new(ZYGOTE_FILES))?;
+    for (one, source) in zygote.mounts.iter().zip(sources) {
         make(one, source)?;
     }
-    create_mount_points(&template.own_mounts)?;
-    if template.mounts.iter().any(|one| matches!(one, TemplateMount::Dev { .. })) {
+    create_mount_points(&zygote.own_mounts)?;
+    if zygote.mounts.iter().any(|one| matches!(one, ZygoteMount::Dev { .. })) {
         mount::make_path_read_only(Path::new(DEV))?;
     }
     mount::make_path_read_only(Path::new("/"))?;
@@ -82,16 +82,16 @@ fn complete_proc(table: &[Mount]) -> &Path {
     table.iter().find(is_complete).map_or(Path::new(PROC), |proc| &proc.target)
 }
 
-/// Covers the directories of the runtime where they are, in the template's mount namespace, and opens them.
+/// Covers the directories of the runtime where they are, in the zygote's mount namespace, and opens them.
 fn open_runtime(
-    mounts: &[TemplateMount],
+    mounts: &[ZygoteMount],
     table: &[Mount],
     files: &Files,
     sources: &mut [Source],
 ) -> io::Result<Made> {
     let mut made = Made::new();
     for (one, source) in mounts.iter().zip(sources) {
-        if let TemplateMount::Runtime { path } = one {
+        if let ZygoteMount::Runtime { path } = one {
             files.cover(path, table, &mut made)?;
             let tree = mount::clone_tree(path)?;
             mount::restrict_tree(&tree, false)?;
@@ -101,15 +101,15 @@ fn open_runtime(
     Ok(made)
 }
 
-fn open(one: &TemplateMount) -> io::Result<Source> {
+fn open(one: &ZygoteMount) -> io::Result<Source> {
     Ok(match one {
-        TemplateMount::Bind { source, writable, .. } => {
+        ZygoteMount::Bind { source, writable, .. } => {
             let tree = mount::clone_tree(source)?;
             mount::restrict_tree(&tree, *writable)?;
             Source::Tree(tree)
         }
-        TemplateMount::Copy { source, .. } => Source::File(File::open(source)?),
-        TemplateMount::Dev { devices } => {
+        ZygoteMount::Copy { source, .. } => Source::File(File::open(source)?),
+        ZygoteMount::Dev { devices } => {
             let open = |name: &String| -> io::Result<OwnedFd> {
                 let device = mount::clone_mount(&Path::new(DEV).join(name))?;
                 mount::restrict_device(&device)?;
@@ -117,26 +117,23 @@ fn open(one: &TemplateMount) -> io::Result<Source> {
             };
             Source::Devices(devices.iter().map(open).collect::<io::Result<_>>()?)
         }
-        TemplateMount::Runtime { .. } | TemplateMount::File { .. } | TemplateMount::Symlink { .. } => {
+        ZygoteMount::Runtime { .. } | ZygoteMount::File { .. } | ZygoteMount::Symlink { .. } => {
             Source::Nothing
         }
     })
 }
 
-fn make(one: &TemplateMount, source: Source) -> io::Result<()> {
+fn make(one: &ZygoteMount, source: Source) -> io::Result<()> {
     match (one, source) {
-        (
-            TemplateMount::Bind { target, .. } | TemplateMount::Runtime { path: target },
-            Source::Tree(tree),
-        ) => attach(&tree, target),
-        (TemplateMount::Copy { target, .. }, Source::File(mut file)) => {
+        (ZygoteMount::Bind { target, .. } | ZygoteMount::Runtime { path: target }, Source::Tree(tree)) => {
+            attach(&tree, target)
+        }
+        (ZygoteMount::Copy { target, .. }, Source::File(mut file)) => {
             write_file(target, |copy| io::copy(&mut file, copy).map(drop))
         }
-        (TemplateMount::File { target, text }, _) => {
-            write_file(target, |file| file.write_all(text.as_bytes()))
-        }
-        (TemplateMount::Symlink { target, to }, _) => make_link(target, to),
-        (TemplateMount::Dev { devices: names }, Source::Devices(devices)) => make_dev(names, &devices),
+        (ZygoteMount::File { target, text }, _) => write_file(target, |file| file.write_all(text.as_bytes())),
+        (ZygoteMount::Symlink { target, to }, _) => make_link(target, to),
+        (ZygoteMount::Dev { devices: names }, Source::Devices(devices)) => make_dev(names, &devices),
         _ => Err(io::ErrorKind::InvalidInput.into()),
     }
 }
@@ -154,7 +151,7 @@ fn make_dev(names: &[String], devices: &[OwnedFd]) -> io::Result<()> {
     make_directories(Path::new(TERMINALS))
 }
 
-/// Creates the places of mounts that the sandboxes make, where the template can.
+/// Creates the places of mounts that the sandboxes make, where the zygote can.
 fn create_mount_points(own: &[OwnMount]) -> io::Result<()> {
     let mut made: Vec<PathBuf> = Vec::new();
     for one in own {

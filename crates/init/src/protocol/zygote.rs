@@ -1,4 +1,4 @@
-//! The messages to `codelia-init --template`, which holds what the sandboxes of a session share.
+//! The messages to `codelia-init --zygote`, which holds what the sandboxes of a session share.
 
 use std::path::PathBuf;
 
@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 
 use super::Setup;
 
-/// A message to `codelia-init --template`: first `create`, then any number of `start`.
+/// A message to `codelia-init --zygote`: first `create`, then any number of `start`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum TemplateRequest {
-    /// Make the template. The answer is `ready`.
-    Create(Box<Template>),
-    /// Start a sandbox out of the template. Carries its control socket. The answer is `started` or
+pub enum ZygoteRequest {
+    /// Make the zygote. The answer is `ready`.
+    Create(Box<Zygote>),
+    /// Start a sandbox out of the zygote. Carries its control socket. The answer is `started` or
     /// `failed`.
     Start(StartRequest),
 }
 
-/// How to start a sandbox out of a template.
+/// How to start a sandbox out of a zygote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartRequest {
     /// Whether the directory of a cgroup comes after the control socket, to start the sandbox in if that
@@ -25,14 +25,14 @@ pub struct StartRequest {
     pub has_group: bool,
     /// How many descriptors for joining cgroups come last, for a sandbox that did not start in its own.
     pub cgroup_fds: usize,
-    /// Whether another sandbox of the template has found its mounts as expected. This one makes the same.
+    /// Whether another sandbox of the zygote has found its mounts as expected. This one makes the same.
     pub are_mounts_checked: bool,
 }
 
 /// What the sandboxes of a session have in common: user, mount, UTS and network namespaces. A process
 /// with the session's user holds them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Template {
+pub struct Zygote {
     /// The host name.
     pub hostname: Option<String>,
     /// The user inside. Outside it is the user of this process.
@@ -42,17 +42,17 @@ pub struct Template {
     /// Whether its sandboxes have networks of their own, with loopback.
     pub has_networks: bool,
     /// The mounts that all sandboxes share, in order.
-    pub mounts: Vec<TemplateMount>,
+    pub mounts: Vec<ZygoteMount>,
     /// The mounts that each sandbox makes on top of them, in order.
     pub own_mounts: Vec<OwnMount>,
     /// The setup of each sandbox. Its cgroups come when it starts.
     pub setup: Setup,
 }
 
-/// A mount or file of a template.
+/// A mount or file of a zygote.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum TemplateMount {
+pub enum ZygoteMount {
     /// A directory or file of the host, with the mounts below it.
     Bind {
         /// On the host.
@@ -62,7 +62,7 @@ pub enum TemplateMount {
         /// Whether it is writable.
         writable: bool,
     },
-    /// A directory of the host's runtime, read-only, with inodes that only the sandboxes of this template
+    /// A directory of the host's runtime, read-only, with inodes that only the sandboxes of this zygote
     /// share.
     Runtime {
         /// On the host and inside.
@@ -96,7 +96,7 @@ pub enum TemplateMount {
     },
 }
 
-/// A mount that each sandbox of a template makes for itself.
+/// A mount that each sandbox of a zygote makes for itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OwnMount {
@@ -114,9 +114,9 @@ pub enum OwnMount {
         /// Size in bytes.
         size_bytes: u64,
     },
-    /// A mount that the template made elsewhere, because it belongs above or below one of these.
+    /// A mount that the zygote made elsewhere, because it belongs above or below one of these.
     Staged {
-        /// Where the template made it.
+        /// Where the zygote made it.
         staged: PathBuf,
         /// Where it belongs.
         target: PathBuf,
@@ -134,8 +134,8 @@ pub enum OwnMount {
 /// before a command starts.
 pub const STAGING_DIR: &str = "/.codelia-mounts";
 
-/// The host's `/proc` in a template. The kernel mounts a new one only where one is visible.
+/// The host's `/proc` in a zygote. The kernel mounts a new one only where one is visible.
 pub const HOST_PROC: &str = "/.codelia-mounts/proc";
 
-/// Where the sandboxes of a template find what covers masked paths.
-pub const TEMPLATE_FILES: &str = "/.codelia-mounts/files";
+/// Where the sandboxes of a zygote find what covers masked paths.
+pub const ZYGOTE_FILES: &str = "/.codelia-mounts/files";

@@ -1,4 +1,4 @@
-//! The networks of a template. A sandbox gets one that no process and no socket is in, so that creating
+//! The networks of a zygote. A sandbox gets one that no process and no socket is in, so that creating
 //! and destroying one is not part of every run.
 
 use std::{os::fd::OwnedFd, path::Path};
@@ -13,7 +13,7 @@ const MAX_KEPT: usize = 2;
 #[derive(Debug)]
 pub(super) struct Networks {
     kept: Vec<Network>,
-    /// Whether sandboxes have networks of the template at all.
+    /// Whether sandboxes have networks of the zygote at all.
     are_used: bool,
 }
 
@@ -73,7 +73,7 @@ impl Networks {
     }
 }
 
-/// Commands have no capability in it: it belongs to the user namespace of the template.
+/// Commands have no capability in it: it belongs to the user namespace of the zygote.
 fn new_network() -> Result<(), Errno> {
     network::unshare()?;
     network::start_loopback()

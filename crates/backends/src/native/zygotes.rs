@@ -1,4 +1,4 @@
-//! The templates that are kept for the next runs of their sessions: those that were used last, and not
+//! The zygotes that are kept for the next runs of their sessions: those that were used last, and not
 //! for long after a use.
 
 use std::{
@@ -14,19 +14,19 @@ use tokio::sync::OnceCell;
 use crate::Error;
 
 use super::{
-    plan::TemplateSpec,
-    template::{Started, Template},
+    plan::ZygoteSpec,
+    zygote::{Started, Zygote},
 };
 
-/// How long a template is kept after its last use. An idle session costs nothing then.
+/// How long a zygote is kept after its last use. An idle session costs nothing then.
 const MAX_IDLE: Duration = Duration::from_secs(60);
 
-/// An older template is not used: what it was made from may have changed.
+/// An older zygote is not used: what it was made from may have changed.
 const MAX_AGE: Duration = Duration::from_secs(600);
 
-/// The kept templates.
+/// The kept zygotes.
 #[derive(Debug)]
-pub(super) struct Templates {
+pub(super) struct Zygotes {
     /// In the order of their last use.
     kept: Mutex<Vec<Kept>>,
     max: usize,
@@ -34,25 +34,25 @@ pub(super) struct Templates {
 
 #[derive(Debug)]
 struct Kept {
-    spec: TemplateSpec,
+    spec: ZygoteSpec,
     /// Made once, however many runs wait for it.
-    template: Arc<OnceCell<Arc<Template>>>,
+    zygote: Arc<OnceCell<Arc<Zygote>>>,
     made_at: Instant,
     used_at: Instant,
 }
 
-impl Templates {
+impl Zygotes {
     pub(super) fn new(max: usize) -> Self {
         Self { kept: Mutex::default(), max }
     }
 
-    /// Starts a sandbox out of the template, which is made if there is none.
+    /// Starts a sandbox out of the zygote, which is made if there is none.
     pub(super) async fn start(
         &self,
         init: &Path,
-        spec: TemplateSpec,
+        spec: ZygoteSpec,
         group: Option<&Group>,
-    ) -> Result<(Arc<Template>, Started), Error> {
+    ) -> Result<(Arc<Zygote>, Started), Error> {
         let (started, existed) = self.try_start(init, &spec, group).await;
         match started {
             // Its process may have been killed since.
@@ -63,47 +63,47 @@ impl Templates {
         }
     }
 
-    /// Returns also whether the template existed before. One that fails is not kept.
+    /// Returns also whether the zygote existed before. One that fails is not kept.
     async fn try_start(
         &self,
         init: &Path,
-        spec: &TemplateSpec,
+        spec: &ZygoteSpec,
         group: Option<&Group>,
-    ) -> (Result<(Arc<Template>, Started), Error>, bool) {
+    ) -> (Result<(Arc<Zygote>, Started), Error>, bool) {
         let cell = self.keep(spec);
         let existed = cell.initialized();
         let started = async {
-            let create = || async { Template::create(init, spec, Vec::new()).await.map(Arc::new) };
-            let template = cell.get_or_try_init(create).await?.clone();
-            let started = template.start(group).await?;
-            Ok((template, started))
+            let create = || async { Zygote::create(init, spec, Vec::new()).await.map(Arc::new) };
+            let zygote = cell.get_or_try_init(create).await?.clone();
+            let started = zygote.start(group).await?;
+            Ok((zygote, started))
         };
         let started = started.await;
         if started.is_err() {
-            self.lock().retain(|kept| !Arc::ptr_eq(&kept.template, &cell));
+            self.lock().retain(|kept| !Arc::ptr_eq(&kept.zygote, &cell));
         }
         (started, existed)
     }
 
-    /// The place of a template, used now.
-    fn keep(&self, spec: &TemplateSpec) -> Arc<OnceCell<Arc<Template>>> {
+    /// The place of a zygote, used now.
+    fn keep(&self, spec: &ZygoteSpec) -> Arc<OnceCell<Arc<Zygote>>> {
         let (mut kept, now) = (self.lock(), Instant::now());
         let found = kept.iter().position(|one| one.spec == *spec).map(|index| kept.remove(index));
-        let new = || Kept { spec: spec.clone(), template: Arc::default(), made_at: now, used_at: now };
+        let new = || Kept { spec: spec.clone(), zygote: Arc::default(), made_at: now, used_at: now };
         let one = found.filter(|one| one.made_at.elapsed() < MAX_AGE).unwrap_or_else(new);
-        let template = one.template.clone();
+        let zygote = one.zygote.clone();
         kept.push(Kept { used_at: now, ..one });
         let surplus = kept.len().saturating_sub(self.max);
         kept.drain(..surplus);
-        template
+        zygote
     }
 
-    /// Drops templates that no run used for a while.
+    /// Drops zygotes that no run used for a while.
     pub(super) fn drop_idle(&self) {
         self.lock().retain(|kept| kept.is_used() || kept.used_at.elapsed() < MAX_IDLE);
     }
 
-    /// Drops the templates of a session. Its sandboxes keep theirs until they end.
+    /// Drops the zygotes of a session. Its sandboxes keep theirs until they end.
     pub(super) fn forget(&self, session: SessionId) {
         self.lock().retain(|kept| kept.spec.session != session);
     }
@@ -120,7 +120,7 @@ impl Templates {
 impl Kept {
     /// Whether a sandbox lives in it, or a run waits for it.
     fn is_used(&self) -> bool {
-        Arc::strong_count(&self.template) > 1
-            || self.template.get().is_none_or(|template| Arc::strong_count(template) > 1)
+        Arc::strong_count(&self.zygote) > 1
+            || self.zygote.get().is_none_or(|zygote| Arc::strong_count(zygote) > 1)
     }
 }

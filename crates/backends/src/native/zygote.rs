@@ -1,4 +1,4 @@
-//! A template as the worker sees it: the process that holds it, and the socket to that process.
+//! A zygote as the worker sees it: the process that holds it, and the socket to that process.
 
 use std::{
     io,
@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use codelia_init::{Report, StartRequest, TemplateRequest};
+use codelia_init::{Report, StartRequest, ZygoteRequest};
 use codelia_policy::Ids;
 use codelia_sys::{
     cgroup::Group,
@@ -22,11 +22,11 @@ use crate::{
     sandbox::{SETUP_TIMEOUT, child::ChildProcess, control::Control},
 };
 
-use super::plan::TemplateSpec;
+use super::plan::ZygoteSpec;
 
-/// A template. Dropping it kills its process, and with that its sandboxes.
+/// A zygote. Dropping it kills its process, and with that its sandboxes.
 #[derive(Debug)]
-pub(super) struct Template {
+pub(super) struct Zygote {
     /// Locked until a request is answered.
     requests: Mutex<Requests>,
     /// Whether one of its sandboxes has found its mounts as planned.
@@ -50,17 +50,17 @@ pub(super) struct Started {
     pub(super) init: PidFd,
 }
 
-impl Template {
-    /// Starts the process in these namespaces and waits until the template is made.
+impl Zygote {
+    /// Starts the process in these namespaces and waits until the zygote is made.
     pub(super) async fn create(
         init: &Path,
-        spec: &TemplateSpec,
+        spec: &ZygoteSpec,
         namespaces: Vec<OwnedFd>,
     ) -> Result<Self, Error> {
         let (mut socket, remote) = Control::pair()?;
         let process = start(init, spec.ids, remote, namespaces)
             .map_err(|cause| Error::InitStart { path: init.to_owned(), cause })?;
-        let request = TemplateRequest::Create(Box::new(spec.template.clone()));
+        let request = ZygoteRequest::Create(Box::new(spec.zygote.clone()));
         let sent = socket.send(&request, &[]).await;
         // If sending failed, the process may have reported why before it exited.
         let report = timeout(SETUP_TIMEOUT, socket.receive()).await.map_err(|_| Error::InitTimeout)?;
@@ -89,7 +89,7 @@ impl Template {
         let (control, remote) = Control::pair()?;
         let directory = group.map_or(Ok(None), start_directory)?;
         let joins = group.map_or_else(|| Ok(Vec::new()), Group::join_fds)?;
-        let request = TemplateRequest::Start(StartRequest {
+        let request = ZygoteRequest::Start(StartRequest {
             has_group: directory.is_some(),
             cgroup_fds: joins.len(),
             are_mounts_checked: self.are_mounts_checked.load(Ordering::Relaxed),
@@ -102,7 +102,7 @@ impl Template {
 }
 
 impl Requests {
-    async fn start(&mut self, request: &TemplateRequest, fds: &[BorrowedFd<'_>]) -> Result<PidFd, Error> {
+    async fn start(&mut self, request: &ZygoteRequest, fds: &[BorrowedFd<'_>]) -> Result<PidFd, Error> {
         if std::mem::replace(&mut self.is_unanswered, true) {
             return Err(Error::InitExited);
         }
@@ -133,7 +133,7 @@ fn start(
     namespaces: Vec<OwnedFd>,
 ) -> io::Result<ChildProcess> {
     let streams = [socket, fd::dev_null()?, fd::dev_null()?];
-    let program = Program::new(init, ["--template"], streams)?.enter_namespaces(namespaces);
+    let program = Program::new(init, ["--zygote"], streams)?.enter_namespaces(namespaces);
     // Only root can change users. For others the plan has their own ids.
     let program = if process::own_uid() == 0 { program.as_user(uid, gid) } else { program };
     ChildProcess::start(&program)

@@ -1,4 +1,4 @@
-//! `codelia-init --template`: holds the namespaces and mounts that the sandboxes of a session have in
+//! `codelia-init --zygote`: holds the namespaces and mounts that the sandboxes of a session have in
 //! common, and starts sandboxes out of them. It runs as the session's user from its first instruction.
 //!
 //! A sandbox is a fork of this process in user, mount, PID and IPC namespaces of its own, and
@@ -13,7 +13,7 @@ use std::{
     path::Path,
 };
 
-use codelia_init::{Failure, HOST_PROC, Report, StartRequest, Step, Template, TemplateRequest};
+use codelia_init::{Failure, HOST_PROC, Report, StartRequest, Step, Zygote, ZygoteRequest};
 use codelia_sys::{
     Errno, fd, mount,
     process::{self, IsolatedChild, Reaped, SingleThread},
@@ -23,7 +23,8 @@ use codelia_sys::{
 
 use crate::{
     control::Control,
-    setup::{Inherited, at, at_io, join_cgroups},
+    failure::{at, at_io},
+    setup::{Inherited, join_cgroups},
     view::Made,
 };
 use networks::Networks;
@@ -31,16 +32,16 @@ use networks::Networks;
 /// The exit code of a sandbox that failed. Its backend gets the failure as a message.
 const FAILED: i32 = 1;
 
-/// The template's process.
+/// The zygote's process.
 struct Holder {
     process: SingleThread,
-    template: Template,
+    zygote: Zygote,
     /// The mounts that cover the runtime.
     made: Made,
     networks: Networks,
 }
 
-/// Makes the template and serves requests until the backend closes the socket.
+/// Makes the zygote and serves requests until the backend closes the socket.
 pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     let process = SingleThread::claim().map_err(at(Step::ClaimSingleThread))?;
     fd::redirect_output_to_null().map_err(at(Step::RedirectOutput))?;
@@ -48,12 +49,12 @@ pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     process::set_name(c"codelia-session").map_err(at(Step::LeaveSession))?;
     signal::block_all().map_err(at(Step::BlockSignals))?;
     let events = ChildEvents::open().map_err(at(Step::BlockSignals))?;
-    let Some(TemplateRequest::Create(template)) = control.receive_message()? else {
+    let Some(ZygoteRequest::Create(zygote)) = control.receive_message()? else {
         return Err(Failure::new(Step::Protocol, Errno::PROTO));
     };
-    let (made, networks) = create(&template)?;
+    let (made, networks) = create(&zygote)?;
     control.send(&Report::Ready, &[])?;
-    let mut holder = Holder { process, template: *template, made, networks };
+    let mut holder = Holder { process, zygote: *zygote, made, networks };
     loop {
         let (has_request, child_ended) =
             signal::wait_readable(&*control, &events, None).map_err(at(Step::Supervise))?;
@@ -68,11 +69,11 @@ pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
             }
             while let Some(request) = control.next_buffered()? {
                 match request {
-                    TemplateRequest::Start(request) => {
+                    ZygoteRequest::Start(request) => {
                         let start = Start::receive(control, request)?;
                         holder.start(control, start)?;
                     }
-                    TemplateRequest::Create(_) => return Err(Failure::new(Step::Protocol, Errno::PROTO)),
+                    ZygoteRequest::Create(_) => return Err(Failure::new(Step::Protocol, Errno::PROTO)),
                 }
             }
         }
@@ -103,22 +104,22 @@ impl Start {
 }
 
 /// The steps, in order.
-fn create(template: &Template) -> Result<(Made, Networks), Failure> {
+fn create(zygote: &Zygote) -> Result<(Made, Networks), Failure> {
     let ids = (process::own_uid(), process::own_gid());
-    mount::unshare_for_template().map_err(at(Step::TemplateNamespaces))?;
-    user_namespace::map_ids(Path::new("/proc"), (template.uid, ids.0), (template.gid, ids.1))
-        .map_err(at(Step::TemplateNamespaces))?;
+    mount::unshare_for_zygote().map_err(at(Step::ZygoteNamespaces))?;
+    user_namespace::map_ids(Path::new("/proc"), (zygote.uid, ids.0), (zygote.gid, ids.1))
+        .map_err(at(Step::ZygoteNamespaces))?;
     // After the maps: the files in /proc belong to root then.
     process::set_not_dumpable().map_err(at(Step::SetNotDumpable))?;
-    if let Some(name) = &template.hostname {
-        process::set_host_name(name).map_err(at(Step::TemplateNamespaces))?;
+    if let Some(name) = &zygote.hostname {
+        process::set_host_name(name).map_err(at(Step::ZygoteNamespaces))?;
     }
-    let made = mounts::create(template).map_err(at_io(Step::TemplateMounts))?;
-    Ok((made, Networks::create(template.has_networks).map_err(at(Step::TemplateNetwork))?))
+    let made = mounts::create(zygote).map_err(at_io(Step::ZygoteMounts))?;
+    Ok((made, Networks::create(zygote.has_networks).map_err(at(Step::ZygoteNetwork))?))
 }
 
 impl Holder {
-    /// Starts a sandbox. A failure is reported and does not end the template.
+    /// Starts a sandbox. A failure is reported and does not end the zygote.
     fn start(&mut self, control: &Control<Stdin>, mut start: Start) -> Result<(), Failure> {
         self.reap()?;
         match self.fork(&mut start) {
@@ -128,11 +129,11 @@ impl Holder {
     }
 
     fn fork(&mut self, start: &mut Start) -> Result<IsolatedChild, Failure> {
-        let network = self.networks.enter_free().map_err(at(Step::TemplateNetwork))?;
-        let (template, made) = (&self.template, &self.made);
+        let network = self.networks.enter_free().map_err(at(Step::ZygoteNetwork))?;
+        let (zygote, made) = (&self.zygote, &self.made);
         let group = start.group.take();
         let group = group.as_ref().map(AsFd::as_fd);
-        let child = |is_in_group| run(template, made, start, is_in_group);
+        let child = |is_in_group| run(zygote, made, start, is_in_group);
         let init = self.process.fork_isolated(group, child).map_err(at(Step::StartSandbox))?;
         self.networks.occupy(network, init.pid);
         Ok(init)
@@ -148,17 +149,17 @@ impl Holder {
 }
 
 /// Runs in the sandbox, as its init, until it ends.
-fn run(template: &Template, made: &Made, start: &mut Start, is_in_group: bool) -> i32 {
+fn run(zygote: &Zygote, made: &Made, start: &mut Start, is_in_group: bool) -> i32 {
     // Its own end is the first thing that a sandbox without a holder must see.
     let joined = fd::replace_stdin(&start.socket).and_then(|()| process::die_with_parent());
     let mut control = Control::new(stdin());
-    let served = joined.map_err(at(Step::JoinTemplate)).and_then(|()| {
+    let served = joined.map_err(at(Step::JoinZygote)).and_then(|()| {
         // First: the cgroups pay for everything that the sandbox makes.
         if !is_in_group {
             join_cgroups(std::mem::take(&mut start.joins))?;
         }
-        become_init(template)?;
-        let (setup, are_mounts_checked) = (&template.setup, start.are_mounts_checked);
+        become_init(zygote)?;
+        let (setup, are_mounts_checked) = (&zygote.setup, start.are_mounts_checked);
         crate::serve(&mut control, Some(Inherited { setup, made, are_mounts_checked }))
     });
     match served {
@@ -172,11 +173,11 @@ fn run(template: &Template, made: &Made, start: &mut Start, is_in_group: bool) -
 }
 
 /// The steps up to where an init that a tool has executed begins.
-fn become_init(template: &Template) -> Result<(), Failure> {
-    process::set_name(c"codelia-init").map_err(at(Step::JoinTemplate))?;
+fn become_init(zygote: &Zygote) -> Result<(), Failure> {
+    process::set_name(c"codelia-init").map_err(at(Step::JoinZygote))?;
     // Only a dumpable process may write its maps. Init makes itself undumpable next.
-    process::set_dumpable().map_err(at(Step::JoinTemplate))?;
-    let (uids, gids) = ((template.uid, template.uid), (template.gid, template.gid));
-    user_namespace::map_ids(Path::new(HOST_PROC), uids, gids).map_err(at(Step::JoinTemplate))?;
-    mounts::create_own(&template.own_mounts).map_err(at_io(Step::OwnMounts))
+    process::set_dumpable().map_err(at(Step::JoinZygote))?;
+    let (uids, gids) = ((zygote.uid, zygote.uid), (zygote.gid, zygote.gid));
+    user_namespace::map_ids(Path::new(HOST_PROC), uids, gids).map_err(at(Step::JoinZygote))?;
+    mounts::create_own(&zygote.own_mounts).map_err(at_io(Step::OwnMounts))
 }

@@ -1,0 +1,16 @@
+//! Failures of system calls, by step.
+
+use std::io;
+
+use codelia_init::{Failure, Step};
+use codelia_sys::Errno;
+
+/// For `map_err`: adds the step to an errno.
+pub(crate) fn at(step: Step) -> impl FnOnce(Errno) -> Failure {
+    move |errno| Failure::new(step, errno)
+}
+
+/// For `map_err`: adds the step to an I/O error.
+pub(crate) fn at_io(step: Step) -> impl FnOnce(io::Error) -> Failure {
+    move |error| Failure::new(step, Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
