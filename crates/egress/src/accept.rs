@@ -117,7 +117,8 @@ async fn transparent(
 
 /// The program speaks HTTP or SOCKS5 with the proxy.
 async fn explicit(sandbox: &Arc<Sandbox>, stream: TcpStream, record: &mut Record) -> Result<(), Refusal> {
-    let mut program = Program { stream, start: Vec::new(), limit: sandbox.proxy.config.header_timeout };
+    let mut program =
+        Program { stream, start: Vec::new(), limit: sandbox.proxy.config.options.header_timeout };
     let Program { stream, start, limit } = &mut program;
     let first = read_until(stream, start, *limit, |bytes| Ok(bytes.first().copied())).await;
     match first {

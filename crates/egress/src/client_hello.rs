@@ -22,14 +22,16 @@ pub(crate) fn starts_with_tls(bytes: &[u8]) -> bool {
 
 /// Reads the server name, `Some(None)` if there is none. `None` means that bytes are missing.
 pub(crate) fn server_name(bytes: &[u8]) -> Result<Option<Option<String>>, Malformed> {
-    let Some(message) = handshake_message(bytes)? else {
+    // What is read does not depend on how much of it arrives at once.
+    let within = &bytes[..bytes.len().min(MAX_BYTES)];
+    let Some(message) = handshake_message(within)? else {
         return if bytes.len() >= MAX_BYTES { Err(Malformed) } else { Ok(None) };
     };
     parse_hello(&mut Reader(&message)).map(Some)
 }
 
 /// Joins the records that the first handshake message is in. Returns its body.
-fn handshake_message(mut bytes: &[u8]) -> Result<Option<Vec<u8>>, Malformed> {
+pub(crate) fn handshake_message(mut bytes: &[u8]) -> Result<Option<Vec<u8>>, Malformed> {
     let mut message = Vec::new();
     loop {
         if let [kind, a, b, c, ..] = *message {
@@ -128,6 +130,7 @@ pub(crate) mod tests {
     use rustls::{ClientConfig, ClientConnection, RootCertStore, pki_types::ServerName};
 
     use super::*;
+    use crate::fuzz::records;
 
     /// The first flight of a real client.
     pub(crate) fn hello(name: &'static str) -> Vec<u8> {
@@ -144,20 +147,13 @@ pub(crate) mod tests {
         bytes
     }
 
-    /// Splits the message into records of this size.
-    fn fragment(bytes: &[u8], size: usize) -> Vec<u8> {
-        let record =
-            |part: &[u8]| [&[22, 3, 1][..], &u16::try_from(part.len()).unwrap().to_be_bytes(), part].concat();
-        bytes[5..].chunks(size).flat_map(record).collect()
-    }
-
     #[test]
     fn server_name_is_read() {
         let bytes = hello("files.example.com");
         assert_eq!(server_name(&bytes), Ok(Some(Some("files.example.com".to_owned()))));
         assert_eq!(server_name(&hello("192.0.2.1")), Ok(Some(None)), "no name for an address");
         for size in [1, 7, 100] {
-            let bytes = fragment(&bytes, size);
+            let bytes = records(&bytes[5..], size);
             assert_eq!(
                 server_name(&bytes),
                 Ok(Some(Some("files.example.com".to_owned()))),
@@ -181,6 +177,38 @@ pub(crate) mod tests {
         let mut invalid_text = bytes;
         invalid_text[at] = 0xff;
         assert_eq!(server_name(&invalid_text), Err(Malformed));
+    }
+
+    /// A message with these extensions.
+    fn message(extensions: &[(u16, &[u8])]) -> Vec<u8> {
+        let number = |length: usize| u16::try_from(length).unwrap().to_be_bytes();
+        let extension = |(kind, content): &(u16, &[u8])| {
+            [&kind.to_be_bytes()[..], &number(content.len()), content].concat()
+        };
+        let extensions: Vec<u8> = extensions.iter().flat_map(extension).collect();
+        let body = [&[3; 34][..], &[0, 0, 2, 0x13, 1, 1, 0], &number(extensions.len()), &extensions].concat();
+        [&[HANDSHAKE_CLIENT_HELLO, 0], &number(body.len())[..], &body].concat()
+    }
+
+    #[test]
+    fn second_server_name_is_refused() {
+        let name: &[u8] = b"\0\x04\0\0\x01a";
+        let read = |extensions: &[(u16, &[u8])]| server_name(&records(&message(extensions), 1000));
+        assert_eq!(read(&[(21, b""), (EXTENSION_SERVER_NAME, name)]), Ok(Some(Some("a".to_owned()))));
+        let twice = [(EXTENSION_SERVER_NAME, name), (EXTENSION_SERVER_NAME, name)];
+        assert_eq!(read(&twice), Err(Malformed));
+        let list: &[u8] = b"\0\x08\0\0\x01a\0\0\x01b";
+        assert_eq!(read(&[(EXTENSION_SERVER_NAME, list)]), Err(Malformed));
+    }
+
+    #[test]
+    fn limit_is_same_however_much_arrives_at_once() {
+        let message = message(&[(21, &[0; MAX_BYTES - 1000])]);
+        assert_eq!(server_name(&records(&message, 100)), Ok(Some(None)), "control");
+        let bytes = records(&message, 50);
+        assert!(bytes.len() > MAX_BYTES);
+        assert_eq!(server_name(&bytes[..MAX_BYTES]), Err(Malformed));
+        assert_eq!(server_name(&bytes), Err(Malformed), "all at once");
     }
 
     proptest! {

@@ -30,7 +30,7 @@ use crate::{
 /// An address stands for its name as long as the sandbox lives.
 const TTL_SECONDS: u32 = 300;
 /// The largest query. Names have at most 255 bytes.
-const MAX_QUERY: usize = 1232;
+pub(crate) const MAX_QUERY: usize = 1232;
 const HEADER: usize = 12;
 /// Connections over TCP at a time, and how long each may take.
 const TCP_QUERIES: u32 = 16;
@@ -117,7 +117,16 @@ fn answer(sandbox: &Arc<Sandbox>, bytes: &[u8]) -> Option<Vec<u8>> {
         Ok(question) => question,
         Err(reply) => return reply,
     };
-    let looked_up = look_up(sandbox, &question);
+    let looked_up = look_up(sandbox, &question).map_err(|(name, refusal)| {
+        let mut record = Record::new(Via::Dns);
+        record.set_raw_host(&name);
+        record.finish(sandbox, Some(refusal));
+    });
+    reply(question, looked_up)
+}
+
+/// The reply to a query: the address, none of this type, or that the query is refused.
+pub(crate) fn reply(question: Question, looked_up: Result<Option<IpAddr>, ()>) -> Option<Vec<u8>> {
     let mut reply = question.message.into_response();
     // Only the question is sent back.
     reply.additionals.clear();
@@ -126,35 +135,30 @@ fn answer(sandbox: &Arc<Sandbox>, bytes: &[u8]) -> Option<Vec<u8>> {
     reply.signature = None;
     reply.edns = None;
     reply.metadata.recursion_available = true;
-    reply.metadata.response_code = ResponseCode::NoError;
-    match looked_up {
-        Ok(Some(address)) => {
-            let data = match address {
-                IpAddr::V4(address) => RData::A(A(address)),
-                IpAddr::V6(address) => RData::AAAA(AAAA(address)),
-            };
-            reply.add_answer(Resource::from_rdata(question.owner, TTL_SECONDS, data));
-        }
-        Ok(None) => {}
-        Err((name, refusal)) => {
-            reply.metadata.response_code = ResponseCode::Refused;
-            let mut record = Record::new(Via::Dns);
-            record.set_raw_host(&name);
-            record.finish(sandbox, Some(refusal));
-        }
+    reply.metadata.response_code = match looked_up {
+        Ok(_) => ResponseCode::NoError,
+        Err(()) => ResponseCode::Refused,
+    };
+    if let Ok(Some(address)) = looked_up {
+        let data = match address {
+            IpAddr::V4(address) => RData::A(A(address)),
+            IpAddr::V6(address) => RData::AAAA(AAAA(address)),
+        };
+        reply.add_answer(Resource::from_rdata(question.owner, TTL_SECONDS, data));
     }
     reply.to_vec().ok()
 }
 
 /// A query for one name.
-struct Question {
+#[derive(Debug, Clone)]
+pub(crate) struct Question {
     message: Message,
-    owner: Name,
-    kind: RecordType,
+    pub(crate) owner: Name,
+    pub(crate) kind: RecordType,
 }
 
 /// Parses a query. The error is the reply to one that is not valid, if it gets one.
-fn parse_query(bytes: &[u8]) -> Result<Question, Option<Vec<u8>>> {
+pub(crate) fn parse_query(bytes: &[u8]) -> Result<Question, Option<Vec<u8>>> {
     let id = bytes.get(..HEADER).map(|header| u16::from_be_bytes([header[0], header[1]])).ok_or(None)?;
     let failed = |code| Message::error_msg(id, OpCode::Query, code).to_vec().ok();
     // A response is never answered.

@@ -6,7 +6,7 @@ use crate::{refusal::Reason, target::Target};
 /// The largest head in bytes.
 pub(crate) const MAX_BYTES: usize = 16 * 1024;
 
-const MAX_HEADERS: usize = 100;
+pub(crate) const MAX_HEADERS: usize = 100;
 
 /// Headers that belong to one connection, not to the request.
 const HOP_BY_HOP: [&str; 8] = [
@@ -32,7 +32,7 @@ pub(crate) struct Head {
     /// The minor version of HTTP/1.
     pub(crate) minor: u8,
     /// Names in lower case.
-    headers: Vec<(String, Vec<u8>)>,
+    pub(crate) headers: Vec<(String, Vec<u8>)>,
     pub(crate) body: BodyLength,
 }
 
@@ -103,16 +103,17 @@ impl Head {
 
     /// Whether the request asks for a WebSocket, and for nothing else. No other protocol can follow a
     /// request: what another one carries could name another host.
-    fn asks_for_websocket(&self) -> bool {
+    pub(crate) fn asks_for_websocket(&self) -> bool {
         let mut upgrades = self.values("upgrade");
         let protocol = upgrades.next().filter(|_| upgrades.next().is_none());
         protocol.is_some_and(|protocol| protocol.eq_ignore_ascii_case(b"websocket"))
             && self.values("connection").any(|value| lists(value, "upgrade"))
             && self.values("sec-websocket-key").count() == 1
+            && !self.is_hop_by_hop("sec-websocket-key")
             && (self.method.as_str(), self.minor, self.body) == ("GET", 1, BodyLength::Bytes(0))
     }
 
-    fn values(&self, name: &str) -> impl Iterator<Item = &[u8]> {
+    pub(crate) fn values(&self, name: &str) -> impl Iterator<Item = &[u8]> {
         self.headers.iter().filter(move |(found, _)| found == name).map(|(_, value)| value.as_slice())
     }
 
@@ -333,6 +334,7 @@ mod tests {
             ("WebSocket\r\n", "websocket, h2c\r\n"),
             ("WebSocket\r\n", "websocket\r\nUpgrade: h2c\r\n"),
             ("x, Upgrade", "keep-alive"),
+            ("x, Upgrade", "upgrade, sec-websocket-key"),
             ("GET", "POST"),
             ("HTTP/1.1", "HTTP/1.0"),
             (key, ""),

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
 use crate::{
+    answer::answer,
     control::Via,
     head::{BodyLength, Head},
     read::{Program, drain},
     record::Record,
-    refusal::{Class, Reason, Refusal},
+    refusal::{Reason, Refusal},
     sandbox::Sandbox,
     target::{Target, parse_absolute_uri},
     tunnel::Tunnel,
@@ -96,23 +97,4 @@ async fn refuse(mut stream: TcpStream, refusal: Refusal, target: Option<&Target>
         drain(&mut stream).await;
     }
     Err(refusal)
-}
-
-/// A response that says why a request was refused or failed.
-pub(crate) fn answer(reason: Reason, target: Option<&Target>) -> Vec<u8> {
-    let status = match reason.class() {
-        Class::Refused => "403 Forbidden",
-        Class::Invalid => "400 Bad Request",
-        Class::Failed => "502 Bad Gateway",
-        Class::TimedOut => "504 Gateway Timeout",
-    };
-    let (code, remedy) = (reason.code(), reason.remedy());
-    let target = target.map(|target| format!("host: {}\nport: {}\n", target.host, target.port));
-    let body = format!("codelia: {code}\n{}{remedy}\n", target.unwrap_or_default());
-    let length = body.len();
-    format!(
-        "HTTP/1.1 {status}\r\nx-codelia-reason: {code}\r\ncontent-type: text/plain; charset=utf-8\r\n\
-         content-length: {length}\r\nconnection: close\r\n\r\n{body}"
-    )
-    .into_bytes()
 }

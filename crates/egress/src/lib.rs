@@ -10,6 +10,7 @@
 
 mod accept;
 mod address;
+mod answer;
 mod ask;
 mod authority;
 mod body;
@@ -19,7 +20,11 @@ mod connect;
 pub mod control;
 mod credentials;
 mod dns;
+mod error;
 mod exchange;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod head;
 mod http;
 mod limits;
@@ -40,13 +45,14 @@ mod socks;
 mod suspicious;
 mod target;
 mod terminate;
+mod tls;
 mod tunnel;
 mod upstream;
 
 pub use authority::{AuthorityError, ensure_authority};
-pub use config::{Authority, Config, Upstream, UpstreamProtocol, User};
+pub use config::{Authority, Config, InvalidUpstream, Options, Upstream, UpstreamProtocol, User};
 pub use credentials::CredentialsError;
-pub use proxy::SetupError;
+pub use error::SetupError;
 pub use refusal::{known_reason, reason_codes};
 pub use restrict::RestrictError;
 pub use run::{Error, run, serve};

@@ -18,6 +18,8 @@ use tokio::{
 
 use crate::refusal::Reason;
 
+/// Where the system names its DNS servers.
+pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// For one answer of one server.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Questions to all servers before a name is given up.

@@ -7,8 +7,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::{
     config::Config,
     control::{OPEN_SOCKETS, Request},
+    error::SetupError,
     packet,
-    proxy::{Proxy, SetupError},
+    proxy::Proxy,
     restrict::{RestrictError, restrict},
     server::{self, ServeError},
 };

@@ -133,7 +133,7 @@ impl Sandbox {
             EgressDecision::Allow(rule) => rule,
             EgressDecision::Ask(rule) => {
                 let ask = Report::Ask { sandbox: self.id, host: target.host.clone(), port: target.port };
-                let limit = self.proxy.config.ask_timeout;
+                let limit = self.proxy.config.options.ask_timeout;
                 let decided = tokio::select! {
                     decided = self.asks.wait(target, limit, || self.proxy.reports.send(ask)) => decided,
                     () = live.ended.cancelled() => Err(Reason::RulesChanged),

@@ -31,7 +31,7 @@ const NOT_ALLOWED: u8 = 2;
 const HOST_UNREACHABLE: u8 = 4;
 const REFUSED: u8 = 5;
 const COMMAND_NOT_SUPPORTED: u8 = 7;
-const ADDRESS_TYPE_NOT_SUPPORTED: u8 = 8;
+pub(crate) const ADDRESS_TYPE_NOT_SUPPORTED: u8 = 8;
 
 /// Serves one connection.
 pub(crate) async fn serve(
@@ -87,7 +87,7 @@ fn reply(code: u8) -> [u8; 10] {
 }
 
 /// Whether the client offers to go without authentication, and the length of its greeting.
-fn parse_greeting(bytes: &[u8]) -> Result<Option<(bool, usize)>, Reason> {
+pub(crate) fn parse_greeting(bytes: &[u8]) -> Result<Option<(bool, usize)>, Reason> {
     match *bytes {
         [] | [VERSION] => Ok(None),
         [VERSION, count, ref methods @ ..] => {
@@ -100,14 +100,14 @@ fn parse_greeting(bytes: &[u8]) -> Result<Option<(bool, usize)>, Reason> {
 
 /// A request for a connection.
 #[derive(Debug, PartialEq, Eq)]
-struct Request {
+pub(crate) struct Request {
     /// The host as sent.
-    host: String,
+    pub(crate) host: String,
     /// The target, or the reply code of a request that cannot be served.
-    target: Result<Target, (u8, Reason)>,
+    pub(crate) target: Result<Target, (u8, Reason)>,
 }
 
-fn parse_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, Reason> {
+pub(crate) fn parse_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, Reason> {
     let (command, kind, rest) = match *bytes {
         [VERSION, command, 0, kind, ref rest @ ..] => (command, kind, rest),
         [VERSION, _, 0] | [VERSION, _] | [VERSION] | [] => return Ok(None),

@@ -1,35 +1,22 @@
 //! Terminates the TLS of a host with credentials: reads one request, adds the secret, and sends it
 //! on over a connection that is verified.
 
-use std::sync::Arc;
-
-use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
+use rustls::pki_types::ServerName;
 use secrecy::ExposeSecret;
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::{
+    answer::answer,
     credentials::Credential,
     exchange::copy_exchange,
     head::Head,
-    http::answer,
     proxy::Proxy,
     read::{ReadError, Replayed, read_until},
     refusal::{Reason, Refusal},
     relay::Traffic,
     target::Target,
 };
-
-/// The configuration of connections to hosts with credentials.
-pub(crate) fn client_config(roots: RootCertStore) -> Result<Arc<ClientConfig>, rustls::Error> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Arc::new(config))
-}
 
 /// Serves one request of a program that began a TLS handshake.
 pub(crate) async fn serve(
@@ -41,7 +28,7 @@ pub(crate) async fn serve(
     credential: &Credential,
 ) -> Result<(), Refusal> {
     let Some(tls) = &proxy.tls else { return Err(Reason::TlsFailed.into()) };
-    let limit = proxy.config.header_timeout;
+    let limit = proxy.config.options.header_timeout;
     let server_config = tls.authority.server_config(&target.host).map_err(|error| {
         tracing::error!(host = target.host, %error, "cannot make a certificate");
         Reason::TlsFailed

@@ -176,7 +176,7 @@ async fn inspect(
     program: &mut TcpStream,
     start: &mut Vec<u8>,
 ) -> Result<Protocol, ReadError> {
-    let limit = sandbox.proxy.config.header_timeout;
+    let limit = sandbox.proxy.config.options.header_timeout;
     read_until(program, start, limit, |bytes| {
         if bytes.is_empty() {
             return Ok(None);

@@ -1,6 +1,6 @@
 //! What a program sends must name the host that it asked for, on every request.
 
-use codelia_egress::Config;
+use codelia_egress::Options;
 use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -21,7 +21,7 @@ async fn rig(names: &[&str]) -> (Rig, Sandbox) {
     for name in names {
         dns.set_address(name, "93.184.216.34");
     }
-    let rig = Rig::start(Config { resolvers: vec![resolver], ..Config::default() });
+    let rig = Rig::start(Options { resolvers: vec![resolver], ..Options::default() });
     let mut rules = rules(&["a.test", "b.test"]);
     rules.allowed_ports.extend([8080, 9418]);
     let sandbox = rig.open(rules);

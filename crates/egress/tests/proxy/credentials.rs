@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use codelia_egress::{Authority, Config, ensure_authority};
+use codelia_egress::{Authority, Options, ensure_authority};
 use codelia_policy::EgressRules;
 use rustls::pki_types::ServerName;
 use tokio::{
@@ -43,7 +43,7 @@ fn secret_reaches_its_host_only() {
         std::fs::set_permissions(path("credentials.toml"), PermissionsExt::from_mode(0o600)).unwrap();
         let servers = TestAuthority::new();
         std::fs::write(path("roots.pem"), servers.pem()).unwrap();
-        let authority = Authority { certificate_file: path("ca.pem"), key_file: path("ca.key") };
+        let authority = Authority::in_directory(&path(""));
         ensure_authority(&authority).unwrap();
         let inside = std::fs::read_to_string(&authority.certificate_file).unwrap();
 
@@ -54,12 +54,12 @@ fn secret_reaches_its_host_only() {
         let _api = Server::https("93.184.216.34:443", &servers, "api.test", "api").await;
         let _plain = Server::http("93.184.216.34:80", "plain").await;
         let _other = Server::https("93.184.216.35:443", &servers, "other.test", "other").await;
-        let mut rig = Rig::start(Config {
+        let mut rig = Rig::start(Options {
             resolvers: vec![resolver],
             credentials_file: Some(path("credentials.toml")),
-            authority: Some(authority),
+            ca_dir: Some(path("")),
             extra_roots_file: Some(path("roots.pem")),
-            ..Config::default()
+            ..Options::default()
         });
         let names = ["api".to_owned(), "wrong".to_owned()];
         let with = EgressRules { credentials: names.to_vec(), ..rules(&["*.test"]) };

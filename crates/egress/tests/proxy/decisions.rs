@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use codelia_egress::{
-    Config,
+    Options,
     control::{Decision, Report},
 };
 use codelia_policy::EgressRules;
@@ -17,12 +17,12 @@ use crate::{
     server::Server,
 };
 
-async fn config() -> Config {
+async fn options() -> Options {
     let (dns, resolver) = DnsServer::start().await;
     for name in ["a.test", "b.test"] {
         dns.set_address(name, "93.184.216.34");
     }
-    Config { resolvers: vec![resolver], ask_timeout: Duration::from_secs(600), ..Config::default() }
+    Options { resolvers: vec![resolver], ask_timeout: Duration::from_secs(600), ..Options::default() }
 }
 
 fn asking() -> EgressRules {
@@ -41,20 +41,27 @@ async fn asked(rig: &mut Rig) -> (String, u16) {
 fn connection_waits_for_a_decision() {
     namespace::run("decisions::connection_waits_for_a_decision", async {
         let server = Server::http("93.184.216.34:80", "reached").await;
-        let mut rig = Rig::start(config().await);
+        let mut rig = Rig::start(options().await);
         let sandbox = rig.open(asking());
         for (decision, reached) in [(Decision::Once, true), (Decision::Deny, false)] {
             let before = server.accepted();
-            let (first, second, ()) = tokio::join!(
-                get(sandbox.proxy, "http://a.test/"),
-                get(sandbox.proxy, "http://a.test/"),
-                async {
-                    assert_eq!(asked(&mut rig).await, ("a.test".to_owned(), 80));
-                    assert_eq!(server.accepted(), before, "nothing was connected before the decision");
+            let both = async {
+                tokio::join!(get(sandbox.proxy, "http://a.test/"), get(sandbox.proxy, "http://a.test/"))
+            };
+            // The second connection asks again if it comes after a decision for once.
+            let answers = async {
+                assert_eq!(asked(&mut rig).await, ("a.test".to_owned(), 80));
+                assert_eq!(server.accepted(), before, "no connection before the decision");
+                rig.decide(&sandbox, "a.test", 80, decision);
+                loop {
+                    asked(&mut rig).await;
                     rig.decide(&sandbox, "a.test", 80, decision);
                 }
-            );
-            // The second one may come after a decision for once and ask again; it waits then.
+            };
+            let (first, second) = tokio::select! {
+                both = both => both,
+                () = answers => unreachable!("answers every question"),
+            };
             assert_eq!(first.contains("reached"), reached, "{first}");
             assert_eq!(second.contains("reached"), reached, "{second}");
         }
@@ -66,7 +73,7 @@ fn connection_waits_for_a_decision() {
         rig.decide(&sandbox, "b.test", 80, Decision::Always);
         assert!(get(sandbox.proxy, "http://b.test/").await.contains("reached"), "decided before");
         let questions = rig.seen.iter().filter(|report| matches!(report, Report::Ask { .. })).count();
-        assert_eq!(questions, 2);
+        assert!((2..=3).contains(&questions), "{questions}");
     });
 }
 
@@ -74,7 +81,7 @@ fn connection_waits_for_a_decision() {
 fn undecided_connection_is_refused_in_time() {
     namespace::run("decisions::undecided_connection_is_refused_in_time", async {
         let server = Server::http("93.184.216.34:80", "reached").await;
-        let mut rig = Rig::start(Config { ask_timeout: Duration::from_millis(200), ..config().await });
+        let mut rig = Rig::start(Options { ask_timeout: Duration::from_millis(200), ..options().await });
         let sandbox = rig.open(asking());
         assert_eq!(status(&get(sandbox.proxy, "http://a.test/").await), (403, "ask_timeout".to_owned()));
         let mut stream = connect_transparently(sandbox.resolver, "b.test", 80).await;
@@ -88,7 +95,7 @@ fn undecided_connection_is_refused_in_time() {
 fn waiting_connections_hold_no_slot_of_others() {
     namespace::run("decisions::waiting_connections_hold_no_slot_of_others", async {
         let _server = Server::http("93.184.216.34:80", "reached").await;
-        let mut rig = Rig::start(config().await);
+        let mut rig = Rig::start(options().await);
         let mut few = asking();
         few.limits.connections = 4;
         let (waiting, other) = (rig.open(few), rig.open(rules(&["a.test"])));
@@ -116,7 +123,7 @@ async fn connect_later(proxy: std::net::SocketAddr) -> tokio::net::TcpStream {
 fn new_rules_end_connections_that_they_refuse() {
     namespace::run("decisions::new_rules_end_connections_that_they_refuse", async {
         let _echo = Server::echo("93.184.216.34:443").await;
-        let mut rig = Rig::start(config().await);
+        let mut rig = Rig::start(options().await);
         let sandbox = rig.open(rules(&["a.test", "b.test"]));
         let mut kept = connect(sandbox.proxy, "a.test:443").await.unwrap();
         let mut ended = connect(sandbox.proxy, "b.test:443").await.unwrap();
@@ -144,7 +151,7 @@ fn new_rules_end_connections_that_they_refuse() {
 fn closed_sandbox_accepts_nothing() {
     namespace::run("decisions::closed_sandbox_accepts_nothing", async {
         let _echo = Server::echo("93.184.216.34:443").await;
-        let mut rig = Rig::start(config().await);
+        let mut rig = Rig::start(options().await);
         let mut sandbox = rig.open(rules(&["a.test"]));
         let address = crate::client::resolve(sandbox.resolver, "a.test").await;
         let mut stream = connect(sandbox.proxy, "a.test:443").await.unwrap();

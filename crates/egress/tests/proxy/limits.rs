@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use codelia_egress::{Config, control::TARGET_SOCKETS};
+use codelia_egress::{Options, control::TARGET_SOCKETS};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -17,17 +17,17 @@ use crate::{
     server::Server,
 };
 
-async fn config() -> Config {
+async fn options() -> Options {
     let (dns, resolver) = DnsServer::start().await;
     dns.set_address("a.test", "93.184.216.34");
-    Config { resolvers: vec![resolver], header_timeout: Duration::from_secs(1), ..Config::default() }
+    Options { resolvers: vec![resolver], header_timeout: Duration::from_secs(1), ..Options::default() }
 }
 
 #[test]
 fn slow_and_many_connections_leave_others_served() {
     namespace::run("limits::slow_and_many_connections_leave_others_served", async {
         let _server = Server::http("93.184.216.34:80", "reached").await;
-        let mut rig = Rig::start(Config { header_timeout: Duration::from_secs(600), ..config().await });
+        let mut rig = Rig::start(Options { header_timeout: Duration::from_secs(600), ..options().await });
         let mut hostile_rules = rules(&["a.test"]);
         hostile_rules.limits.connections = 64;
         let (hostile, other) = (rig.open(hostile_rules), rig.open(rules(&["a.test"])));
@@ -63,7 +63,7 @@ fn slow_and_many_connections_leave_others_served() {
 fn heads_that_do_not_arrive_end_the_connection() {
     namespace::run("limits::heads_that_do_not_arrive_end_the_connection", async {
         let _http = Server::http("93.184.216.34:80", "reached").await;
-        let mut rig = Rig::start(config().await);
+        let mut rig = Rig::start(options().await);
         let sandbox = rig.open(rules(&["a.test"]));
         for bytes in
             [&b""[..], b"GET http://a.test/ HTTP/1.1\r\nHost: a", b"\x05", b"\x05\x01\0\x05\x01\0\x03"]
@@ -84,7 +84,7 @@ fn heads_that_do_not_arrive_end_the_connection() {
 fn bytes_are_limited_in_each_direction() {
     namespace::run("limits::bytes_are_limited_in_each_direction", async {
         let _echo = Server::echo("93.184.216.34:443").await;
-        let mut rig = Rig::start(config().await);
+        let mut rig = Rig::start(options().await);
         for received in [false, true] {
             let mut limited = rules(&["a.test"]);
             let limit =
@@ -117,7 +117,7 @@ fn bytes_are_limited_in_each_direction() {
 fn idle_connections_end() {
     namespace::run("limits::idle_connections_end", async {
         let _echo = Server::echo("93.184.216.34:443").await;
-        let mut rig = Rig::start(config().await);
+        let mut rig = Rig::start(options().await);
         let mut idle = rules(&["a.test"]);
         idle.limits.idle_timeout = Duration::from_millis(300);
         let sandbox = rig.open(idle);
@@ -131,7 +131,7 @@ fn idle_connections_end() {
 #[test]
 fn queries_are_limited() {
     namespace::run("limits::queries_are_limited", async {
-        let mut rig = Rig::start(config().await);
+        let mut rig = Rig::start(options().await);
         let mut slow = rules(&["a.test"]);
         slow.limits.queries_per_second = 20;
         let sandbox = rig.open(slow);
@@ -143,7 +143,7 @@ fn queries_are_limited() {
 #[test]
 fn names_are_refused_when_sockets_run_out() {
     namespace::run("limits::names_are_refused_when_sockets_run_out", async {
-        let mut rig = Rig::start(config().await);
+        let mut rig = Rig::start(options().await);
         let mut fast = rules(&["*.test"]);
         fast.limits.queries_per_second = 1000;
         let sandbox = rig.open(fast);
@@ -173,7 +173,7 @@ fn names_are_refused_when_sockets_run_out() {
 #[test]
 fn most_sockets_are_kept_for_ipv4() {
     namespace::run("limits::most_sockets_are_kept_for_ipv4", async {
-        let rig = Rig::start(config().await);
+        let rig = Rig::start(options().await);
         let mut fast = rules(&["*.test"]);
         fast.limits.queries_per_second = 1000;
         let sandbox = rig.open(fast);
@@ -191,7 +191,7 @@ fn most_sockets_are_kept_for_ipv4() {
 #[test]
 fn server_at_all_addresses_keeps_its_port() {
     namespace::run("limits::server_at_all_addresses_keeps_its_port", async {
-        let mut rig = Rig::start(config().await);
+        let mut rig = Rig::start(options().await);
         let sandbox = rig.open(rules(&["*.test"]));
         let own = std::net::TcpListener::bind("0.0.0.0:443").unwrap();
         assert!(query(sandbox.resolver, "a.test", RecordType::A).await.1.is_empty());

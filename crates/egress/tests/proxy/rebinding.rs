@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use codelia_egress::Config;
+use codelia_egress::Options;
 use hickory_proto::op::ResponseCode;
 
 use crate::{
@@ -30,7 +30,7 @@ fn rebinding_never_reaches_a_private_address() {
         let public_v6 = Server::http(&format!("[{PUBLIC_V6}]:80"), "public v6").await;
         let private = Server::http(&format!("{PRIVATE}:80"), "private").await;
         let private_v6 = Server::http(&format!("[{PRIVATE_V6}]:80"), "private v6").await;
-        let mut rig = Rig::start(Config { resolvers: vec![resolver], ..Config::default() });
+        let mut rig = Rig::start(Options { resolvers: vec![resolver], ..Options::default() });
         let sandbox = rig.open(rules(&["*.test"]));
         let refused = [
             ("private.test", Answer::Addresses(list(&[PRIVATE]))),
@@ -83,7 +83,7 @@ fn each_connection_resolves_again_and_checks_again() {
         let (dns, resolver) = DnsServer::start().await;
         let public = Server::http(&format!("{PUBLIC}:80"), "public").await;
         let private = Server::http(&format!("{PRIVATE}:80"), "private").await;
-        let rig = Rig::start(Config { resolvers: vec![resolver], ..Config::default() });
+        let rig = Rig::start(Options { resolvers: vec![resolver], ..Options::default() });
         let sandbox = rig.open(rules(&["*.test"]));
         // First public, then private, then public again, all with a TTL of 0.
         dns.set("rebind.test", Answer::Sequence(vec![list(&[PUBLIC]), list(&[PRIVATE]), list(&[PUBLIC])]));
@@ -106,12 +106,12 @@ fn failures_of_dns_fail_the_connection_only() {
     namespace::run("rebinding::failures_of_dns_fail_the_connection_only", async {
         let (dns, resolver) = DnsServer::start().await;
         let _public = Server::http(&format!("{PUBLIC}:80"), "public").await;
-        let config = Config {
+        let options = Options {
             resolvers: vec![resolver],
             connect_timeout: std::time::Duration::from_secs(3),
-            ..Config::default()
+            ..Options::default()
         };
-        let rig = Rig::start(config);
+        let rig = Rig::start(options);
         let sandbox = rig.open(rules(&["*.test"]));
         let circle = Answer::Aliases(vec!["b.test.", "circle.test.", "b.test."], list(&[PUBLIC]));
         let chain = Answer::Aliases(

@@ -6,7 +6,7 @@ use std::{
 };
 
 use codelia_egress::{
-    Config, User,
+    Config, Options, User,
     control::{Decision, Report, Request},
     packet,
 };
@@ -68,7 +68,8 @@ async fn config() -> Config {
     for name in ["a.test", "b.test", "c.test"] {
         dns.set_address(name, "93.184.216.34");
     }
-    Config { resolvers: vec![resolver], user: Some(User { uid: 65534, gid: 65534 }), ..Config::default() }
+    let options = Options { resolvers: vec![resolver], ..Options::default() };
+    Config { user: Some(User { uid: 65534, gid: 65534 }), ..options.into() }
 }
 
 #[test]

@@ -28,7 +28,8 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    pub(crate) fn start(config: Config) -> Self {
+    pub(crate) fn start(config: impl Into<Config>) -> Self {
+        let config = config.into();
         let (ours, theirs) = packet::pair().unwrap();
         #[allow(clippy::disallowed_methods)]
         tokio::spawn(async move { codelia_egress::serve(theirs, config).await.unwrap() });

@@ -1,7 +1,7 @@
 //! Spellings of targets that must be refused, each way, with an allowed control.
 
 use codelia_egress::{
-    Config,
+    Config, Options,
     control::{Report, Via},
 };
 use codelia_policy::EgressRules;
@@ -221,11 +221,8 @@ async fn world() -> World {
     for (name, address) in names {
         dns.set_address(name, address);
     }
-    let config = Config {
-        resolvers: vec![resolver],
-        own_addresses: vec!["93.184.216.99".parse().unwrap()],
-        ..Config::default()
-    };
+    let options = Options { resolvers: vec![resolver], ..Options::default() };
+    let config = Config { own_addresses: vec!["93.184.216.99".parse().unwrap()], ..options.into() };
     let allowed = Server::http("93.184.216.34:80", "reached").await;
     let mut forbidden = Vec::new();
     let addresses =

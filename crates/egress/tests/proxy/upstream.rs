@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use codelia_egress::{Config, Upstream, UpstreamProtocol};
+use codelia_egress::{Options, Upstream, UpstreamProtocol};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -83,11 +83,11 @@ fn upstream_gets_checked_addresses_only() {
                 Answer::Addresses(vec!["93.184.216.34".parse().unwrap(), "10.0.0.1".parse().unwrap()]),
             );
             let (upstream, mut asked) = start_upstream(protocol).await;
-            let rig = Rig::start(Config {
+            let rig = Rig::start(Options {
                 resolvers: vec![resolver],
                 upstream: Some(Upstream { protocol, address: upstream.address }),
                 credentials_file: Some(credentials.clone()),
-                ..Config::default()
+                ..Options::default()
             });
             let sandbox = rig.open(rules(&["a.test", "mixed.test"]));
             assert!(get(sandbox.proxy, "http://a.test/").await.contains("reached"));
@@ -121,12 +121,12 @@ fn each_tenant_leaves_through_its_own_upstream() {
         let upstream =
             |server: &Server, at: usize| Upstream { protocol: protocols[at], address: server.address };
         let tenants = [("one", upstream(&one, 0)), ("two", upstream(&two, 1))];
-        let rig = Rig::start(Config {
+        let rig = Rig::start(Options {
             resolvers: vec![resolver],
             upstream: Some(upstream(&shared, 2)),
-            tenant_upstreams: tenants.map(|(tenant, upstream)| (tenant.to_owned(), upstream)).into(),
+            tenant_upstreams: tenants.map(|(tenant, upstream)| (tenant.parse().unwrap(), upstream)).into(),
             credentials_file: Some(credentials),
-            ..Config::default()
+            ..Options::default()
         });
         for (tenant, seen) in
             [("one", [1, 0, 0]), ("two", [1, 1, 0]), ("one", [2, 1, 0]), ("other", [2, 1, 1])]
