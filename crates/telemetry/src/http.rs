@@ -1,7 +1,7 @@
 //! HTTP endpoints for operators and probes: `/metrics`, `/startupz`, `/healthz`, `/readyz`. Each
 //! connection serves one request and is closed after a short time, whatever the client does.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -9,9 +9,11 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use codelia_types::duration;
 use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use prometheus::{Registry, TextEncoder};
+use serde::{Deserialize, Deserializer, Serializer};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -24,13 +26,33 @@ use crate::{metrics, task};
 /// Before the next attempt to accept, after one failed for lack of descriptors or memory.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Limits of the connections to the HTTP endpoints.
-#[derive(Debug, Clone, Copy)]
-pub struct HttpLimits {
-    /// Connections at the same time; further ones are closed at once.
-    pub max_connections: usize,
-    /// How long a connection may take to send its request and to read the response.
-    pub request_timeout: Duration,
+codelia_types::options! {
+    /// Metrics and the answers to probes over HTTP: the section `metrics` of the configuration.
+    pub struct MetricsOptions {
+        /// Address of the metrics; the empty text turns them off.
+        #[serde(with = "address_or_off")]
+        pub listen: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 7301))),
+        /// Connections to the metrics port.
+        pub max_connections: NonZeroUsize = const { NonZeroUsize::new(32).unwrap() },
+        /// Life of such a connection; each serves one request.
+        #[serde(with = "duration")]
+        pub request_timeout: Duration = Duration::from_secs(10),
+    }
+}
+
+/// An address, or the empty text for none.
+mod address_or_off {
+    use super::{Deserialize, Deserializer, Serializer, SocketAddr};
+
+    #[expect(clippy::ref_option, reason = "serde passes the field")]
+    pub(super) fn serialize<S: Serializer>(value: &Option<SocketAddr>, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&value.map(|address| address.to_string()).unwrap_or_default())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+        let text = String::deserialize(from)?;
+        if text.is_empty() { Ok(None) } else { text.parse().map(Some).map_err(serde::de::Error::custom) }
+    }
 }
 
 /// What probes ask. The answers are 200 for `true` and 503 for `false`; asking must not wait.
@@ -46,19 +68,20 @@ pub trait Probes: Send + Sync + 'static {
 /// Serves `/metrics` and the answers of `probes` until `shutdown` is cancelled.
 pub async fn serve_metrics(
     listener: TcpListener,
-    limits: HttpLimits,
+    options: MetricsOptions,
     shutdown: CancellationToken,
     probes: Arc<impl Probes>,
 ) {
-    serve(listener, limits, shutdown, router(prometheus::default_registry().clone(), probes)).await;
+    serve(listener, options, shutdown, router(prometheus::default_registry().clone(), probes)).await;
 }
 
-async fn serve(listener: TcpListener, limits: HttpLimits, shutdown: CancellationToken, router: Router) {
-    let permits = Arc::new(Semaphore::new(limits.max_connections));
+async fn serve(listener: TcpListener, options: MetricsOptions, shutdown: CancellationToken, router: Router) {
+    let permits = Arc::new(Semaphore::new(options.max_connections.get()));
+    let time_limit = options.request_timeout;
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         match (accepted, permits.clone().try_acquire_owned()) {
             (Ok((stream, _)), Ok(permit)) => {
-                task::background("metrics connection", respond(stream, router.clone(), limits, permit));
+                task::background("metrics connection", respond(stream, router.clone(), time_limit, permit));
             }
             (Ok(_), Err(_)) => metrics().connection_refused("metrics.max_connections"),
             (Err(error), _) => {
@@ -70,11 +93,11 @@ async fn serve(listener: TcpListener, limits: HttpLimits, shutdown: Cancellation
 }
 
 /// Answers one request.
-async fn respond(stream: TcpStream, router: Router, limits: HttpLimits, _permit: OwnedSemaphorePermit) {
+async fn respond(stream: TcpStream, router: Router, time_limit: Duration, _permit: OwnedSemaphorePermit) {
     let connection = http1::Builder::new()
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    match timeout(limits.request_timeout, connection).await {
+    match timeout(time_limit, connection).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(%error, "metrics connection failed"),
         Err(_) => tracing::debug!("metrics connection closed: too slow"),
@@ -127,12 +150,12 @@ mod tests {
         metrics.connection_refused("max_connections");
         metrics.key_lookup();
         metrics.violation("SYSCALL_BLOCKED");
-        metrics.egress("connect", "host_not_allowed", 2, 3, 4);
-        metrics.egress_sandboxes(1);
-        metrics.egress_restart();
+        metrics.egress.attempts("connect", "host_not_allowed", 2, 3, 4);
+        metrics.egress.sandboxes(1);
+        metrics.egress.restarted();
         metrics.worker(4, 1, 2);
         metrics.queue(3, Duration::from_secs(2));
-        metrics.session_removed(10, Duration::from_millis(1));
+        metrics.removals.removed(10, Duration::from_millis(1));
         metrics.watchers_changed(1);
         (provider, registry)
     }
@@ -162,9 +185,9 @@ mod tests {
     async fn fetch(router: Router, path: &str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let limits = HttpLimits { max_connections: 1, request_timeout: Duration::from_secs(10) };
+        let options = MetricsOptions { max_connections: NonZeroUsize::MIN, ..MetricsOptions::default() };
         let stop = CancellationToken::new();
-        let server = task::background("metrics server", serve(listener, limits, stop, router));
+        let server = task::background("metrics server", serve(listener, options, stop, router));
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();

@@ -14,7 +14,10 @@ pub mod task;
 mod tenant_pool;
 pub mod trace;
 
-pub use http::{HttpLimits, Probes, serve_metrics};
-pub use metrics::{DiskCause, DiskEffect, Metrics, Step, metrics, observe_counter};
-pub use pipeline::{Error, Format, Guard, Options, init};
+pub use http::{MetricsOptions, Probes, serve_metrics};
+pub use metrics::{
+    DiskCause, DiskEffect, DiskMetrics, EgressMetrics, EscapeMetrics, FlagMetrics, Metrics, RemovalMetrics,
+    Step, metrics, observe_counter,
+};
+pub use pipeline::{Error, Format, Guard, LogOptions, OtlpOptions, init};
 pub use tenant_pool::{Permit, TenantBusy, TenantPool};

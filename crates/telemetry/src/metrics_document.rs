@@ -59,11 +59,11 @@ fn record_api(metrics: &Metrics) {
     metrics.certificate_expires("internal", 0);
     metrics.request("other", "OK", Duration::ZERO);
     metrics.step(Step::Admit, Duration::ZERO);
-    metrics.flag_percent("name", "bwrap", 0);
-    metrics.flag_session("name", "bwrap");
-    metrics.flag_session_refused("name");
-    metrics.flag_rolled_back("name", "guard");
-    metrics.flag_rolled_back("name", "operator");
+    metrics.flags.percent("name", "bwrap", 0);
+    metrics.flags.session("name", "bwrap");
+    metrics.flags.session_refused("name");
+    metrics.flags.rolled_back("name", "guard");
+    metrics.flags.rolled_back("name", "operator");
 }
 
 fn record_worker(metrics: &Metrics) {
@@ -71,9 +71,9 @@ fn record_worker(metrics: &Metrics) {
     for prepared in [true, false] {
         metrics.setup("bwrap", prepared, Duration::ZERO);
     }
-    metrics.session_removed(0, Duration::ZERO);
+    metrics.removals.removed(0, Duration::ZERO);
     for result in ["started", "refused", "failed"] {
-        metrics.flag_run("name", result);
+        metrics.flags.run("name", result);
     }
 }
 

@@ -1,8 +1,9 @@
 //! Sets up where logs, traces and metrics go: stderr, the Prometheus endpoint and, if configured,
 //! OTLP.
 
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
+use codelia_types::option::text;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{MetricExporter, SpanExporter, WithExportConfig};
 use opentelemetry_sdk::{
@@ -11,6 +12,7 @@ use opentelemetry_sdk::{
     trace::{SdkTracer, SdkTracerProvider},
 };
 use prometheus::Registry;
+use serde::{Deserialize, Deserializer, de::Error as _};
 use tracing::{Metadata, level_filters::LevelFilter, subscriber::Interest};
 use tracing_subscriber::{
     EnvFilter, Layer, Registry as Spans,
@@ -22,19 +24,36 @@ use tracing_subscriber::{
 
 use crate::trace;
 
-/// Configuration of a process's telemetry.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// The format of log lines.
-    pub format: Format,
-    /// Which log lines are written, such as `info,codelia_worker=debug`.
-    pub filter: String,
-    /// The endpoint to which traces and metrics are sent over OTLP (gRPC).
-    pub otlp_endpoint: Option<String>,
-    /// The share of traces that is sent, from 0 to 1.
-    pub sample_ratio: f64,
-    /// The service name in traces and metrics.
-    pub service: &'static str,
+const FILTER: &str = "info,opentelemetry=warn";
+
+codelia_types::options! {
+    /// Logs: the section `log` of the configuration.
+    pub struct LogOptions {
+        /// `human`, or `json`: one object for each line, with numbers as numbers.
+        #[serde(with = "text")]
+        pub format: Format = Format::Human,
+        /// Which lines, such as `info,codelia_worker=debug`. Default: `info`; `warn` for `up`.
+        pub filter: Option<String> = None,
+        /// One line for each call to the api, at level `info`, when the call has ended.
+        pub access: bool = true,
+    }
+}
+
+codelia_types::options! {
+    /// Traces and metrics over OTLP: the section `otlp` of the configuration.
+    pub struct OtlpOptions {
+        /// Endpoint that traces and metrics are sent to. Default: no export.
+        pub endpoint: Option<String> = None,
+        /// Share of traces that is sent, from 0 to 1.
+        #[serde(deserialize_with = "share")]
+        pub sample_ratio: f64 = 1.0,
+    }
+}
+
+fn share<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    let share = f64::deserialize(from)?;
+    let is_share = (0.0..=1.0).contains(&share);
+    if is_share { Ok(share) } else { Err(D::Error::custom("must be from 0 to 1")) }
 }
 
 /// The format of log lines.
@@ -44,6 +63,15 @@ pub enum Format {
     Human,
     /// One JSON object per line.
     Json,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Human => "human",
+            Self::Json => "json",
+        })
+    }
 }
 
 impl FromStr for Format {
@@ -95,20 +123,20 @@ impl Drop for Guard {
     }
 }
 
-/// Sets up this process's logs (to stderr), traces and metrics. Call it once, inside the runtime,
+/// Sets up this process's logs (to stderr), traces and metrics, as `service`. Call it once, inside the runtime,
 /// before anything is measured.
 ///
 /// # Errors
 /// An option is invalid, or telemetry is already set up.
-pub fn init(options: Options) -> Result<Guard, Error> {
-    let resource = Resource::builder().with_service_name(options.service).build();
-    let otlp = options.otlp_endpoint.as_deref();
-    let filter = EnvFilter::try_new(&options.filter)?;
-    let metrics = meter_provider(prometheus::default_registry(), resource.clone(), otlp)?;
-    let ratio = options.sample_ratio;
-    let traces = otlp.map(|endpoint| tracer_provider(resource, endpoint, ratio)).transpose()?;
+pub fn init(service: &'static str, log: &LogOptions, otlp: &OtlpOptions) -> Result<Guard, Error> {
+    let resource = Resource::builder().with_service_name(service).build();
+    let filter = EnvFilter::try_new(log.filter.as_deref().unwrap_or(FILTER))?;
+    let ratio = otlp.sample_ratio;
+    let endpoint = otlp.endpoint.as_deref();
+    let metrics = meter_provider(prometheus::default_registry(), resource.clone(), endpoint)?;
+    let traces = endpoint.map(|endpoint| tracer_provider(resource, endpoint, ratio)).transpose()?;
     let tracer = traces.as_ref().map(|traces| traces.tracer("codelia"));
-    let logs = log_layer(options.format).with_filter(filter);
+    let logs = log_layer(log.format).with_filter(filter);
     tracing_subscriber::registry().with(logs).with(tracer.clone().map(span_layer)).try_init()?;
     if let Some(tracer) = tracer {
         trace::enable(tracer, ratio);

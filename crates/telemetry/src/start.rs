@@ -14,8 +14,16 @@ const CODES: [&str; 4] = ["OK", "INTERNAL", "UNAVAILABLE", "UNKNOWN"];
 /// The label of calls to unknown paths.
 const OTHER_METHOD: &str = "other";
 /// The quotas of a tenant.
-const QUOTAS: [&str; 6] =
-    ["sessions", "concurrent_runs", "queued_runs", "requests_per_second", "output_bytes", "disk_bytes"];
+const QUOTAS: [&str; 8] = [
+    "sessions",
+    "concurrent_runs",
+    "queued_runs",
+    "requests_per_second",
+    "policy_checks",
+    "output_bytes",
+    "disk_bytes",
+    "volumes",
+];
 /// What can refuse a connection.
 const CAPS: [&str; 3] = ["max_connections", "max_connections_per_address", "metrics.max_connections"];
 /// Certificates of a process: of the public API, and of connections between apis and workers.
@@ -85,10 +93,10 @@ impl Metrics {
             self.near_limits.add(0, &one_label("resource", resource.as_str()));
         }
         for (via, outcome) in attempts {
-            self.egress(via, outcome, 0, 0, 0);
+            self.egress.attempts(via, outcome, 0, 0, 0);
         }
-        self.egress_sandboxes(0);
-        self.egress_connections(0);
+        self.egress.sandboxes(0);
+        self.egress.connections(0);
         self.egress.restarts.add(0, &[]);
         for counter in [
             &self.fenced,
@@ -101,13 +109,13 @@ impl Metrics {
             counter.add(0, &[]);
         }
         self.worker(0, 0, 0);
-        self.sessions_stuck(0);
+        self.removals.stuck(0);
         for cause in DiskCause::ALL {
             DiskEffect::ALL.into_iter().for_each(|effect| self.disk.add_limited(0, cause, effect));
         }
-        self.disk_limits_crossed(0);
-        self.disk_used(0, 0);
-        self.disk_space(0, 0);
+        self.disk.limits_crossed(0);
+        self.disk.used(0, 0);
+        self.disk.space(0, 0);
     }
 
     /// Series of every process. Each may do the upkeep of the installation.

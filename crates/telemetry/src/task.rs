@@ -184,10 +184,10 @@ mod tests {
         let subscriber =
             tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
         let _default = tracing::subscriber::set_default(subscriber);
-        let result = background("janitor", async { panic!("disk gone") }).await;
+        let result = background("upkeep", async { panic!("disk gone") }).await;
         assert!(result.unwrap_err().is_panic());
         let log = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
-        assert!(log.contains("janitor") && log.contains("disk gone"), "{log}");
+        assert!(log.contains("upkeep") && log.contains("disk gone"), "{log}");
     }
 
     #[tokio::test]
@@ -226,7 +226,7 @@ mod tests {
     async fn stopped_critical_task_is_not_reported() {
         let mut tasks = CriticalTasks::default();
         let (running, dropped) = mpsc::channel::<()>(1);
-        tasks.critical("janitor", async move {
+        tasks.critical("upkeep", async move {
             let _running = running;
             std::future::pending::<()>().await;
         });

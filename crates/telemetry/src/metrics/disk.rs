@@ -5,8 +5,6 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Meter},
 };
 
-use super::Metrics;
-
 /// What kept a session from writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskCause {
@@ -55,7 +53,7 @@ impl DiskEffect {
 
 /// The instruments of the disk space of sessions.
 #[derive(Debug)]
-pub(crate) struct DiskMetrics {
+pub struct DiskMetrics {
     used_bytes: Gauge<i64>,
     used_inodes: Gauge<i64>,
     free_bytes: Gauge<i64>,
@@ -80,7 +78,7 @@ impl DiskMetrics {
             ),
             reserve_bytes: gauge(
                 "codelia_disk_reserve_bytes",
-                "Bytes that this worker keeps free there (worker.disk_reserve_mb)",
+                "Bytes that this worker keeps free there (worker.disk_reserve)",
             ),
             limited: counter(
                 "codelia_disk_limited",
@@ -97,29 +95,27 @@ impl DiskMetrics {
         let labels = [KeyValue::new("cause", cause.as_str()), KeyValue::new("effect", effect.as_str())];
         self.limited.add(count, &labels);
     }
-}
 
-impl Metrics {
     /// Sets what the files of the held sessions use.
-    pub fn disk_used(&self, bytes: u64, inodes: u64) {
-        self.disk.used_bytes.record(to_i64(bytes), &[]);
-        self.disk.used_inodes.record(to_i64(inodes), &[]);
+    pub fn used(&self, bytes: u64, inodes: u64) {
+        self.used_bytes.record(to_i64(bytes), &[]);
+        self.used_inodes.record(to_i64(inodes), &[]);
     }
 
     /// Sets what is free, and what of it the worker keeps free.
-    pub fn disk_space(&self, free: u64, reserve: u64) {
-        self.disk.free_bytes.record(to_i64(free), &[]);
-        self.disk.reserve_bytes.record(to_i64(reserve), &[]);
+    pub fn space(&self, free: u64, reserve: u64) {
+        self.free_bytes.record(to_i64(free), &[]);
+        self.reserve_bytes.record(to_i64(reserve), &[]);
     }
 
     /// Counts a run or call that could not write.
-    pub fn disk_limited(&self, cause: DiskCause, effect: DiskEffect) {
-        self.disk.add_limited(1, cause, effect);
+    pub fn limited(&self, cause: DiskCause, effect: DiskEffect) {
+        self.add_limited(1, cause, effect);
     }
 
     /// Counts sessions and tenants that reached a share of their limit.
-    pub fn disk_limits_crossed(&self, count: u64) {
-        self.disk.crossings.add(count, &[]);
+    pub fn limits_crossed(&self, count: u64) {
+        self.crossings.add(count, &[]);
     }
 }
 

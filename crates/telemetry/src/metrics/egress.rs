@@ -5,11 +5,9 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Meter},
 };
 
-use super::Metrics;
-
 /// The instruments of the egress proxy.
 #[derive(Debug)]
-pub(crate) struct EgressMetrics {
+pub struct EgressMetrics {
     attempts: Counter<u64>,
     bytes: Counter<u64>,
     sandboxes: Gauge<i64>,
@@ -35,28 +33,26 @@ impl EgressMetrics {
             restarts: counter("codelia_egress_restarts", "Restarts of the egress proxy"),
         }
     }
-}
 
-impl Metrics {
     /// Records connections through the egress proxy that have ended, or refused attempts.
-    pub fn egress(&self, via: &'static str, outcome: &'static str, count: u64, sent: u64, received: u64) {
-        self.egress.attempts.add(count, &[KeyValue::new("via", via), KeyValue::new("outcome", outcome)]);
-        self.egress.bytes.add(sent, &[KeyValue::new("direction", "sent")]);
-        self.egress.bytes.add(received, &[KeyValue::new("direction", "received")]);
+    pub fn attempts(&self, via: &'static str, outcome: &'static str, count: u64, sent: u64, received: u64) {
+        self.attempts.add(count, &[KeyValue::new("via", via), KeyValue::new("outcome", outcome)]);
+        self.bytes.add(sent, &[KeyValue::new("direction", "sent")]);
+        self.bytes.add(received, &[KeyValue::new("direction", "received")]);
     }
 
     /// Sets the number of sandboxes that the egress proxy serves.
-    pub fn egress_sandboxes(&self, count: usize) {
-        self.egress.sandboxes.record(i64::try_from(count).unwrap_or(i64::MAX), &[]);
+    pub fn sandboxes(&self, count: usize) {
+        self.sandboxes.record(i64::try_from(count).unwrap_or(i64::MAX), &[]);
     }
 
     /// Sets the number of open connections of the egress proxy.
-    pub fn egress_connections(&self, count: usize) {
-        self.egress.connections.record(i64::try_from(count).unwrap_or(i64::MAX), &[]);
+    pub fn connections(&self, count: usize) {
+        self.connections.record(i64::try_from(count).unwrap_or(i64::MAX), &[]);
     }
 
     /// Counts a restart of the egress proxy.
-    pub fn egress_restart(&self) {
-        self.egress.restarts.add(1, &[]);
+    pub fn restarted(&self) {
+        self.restarts.add(1, &[]);
     }
 }

@@ -5,10 +5,9 @@ use opentelemetry::{
     metrics::{Counter, Meter},
 };
 
-use super::Metrics;
-
+/// The instruments of attempts to escape and of alerts.
 #[derive(Debug)]
-pub(crate) struct EscapeMetrics {
+pub struct EscapeMetrics {
     indicators: Counter<u64>,
     alerts: Counter<u64>,
     suspicious: Counter<u64>,
@@ -44,21 +43,19 @@ impl EscapeMetrics {
     pub(crate) fn add_alerts(&self, count: u64, result: &'static str) {
         self.alerts.add(count, &[KeyValue::new("result", result)]);
     }
-}
 
-impl Metrics {
     /// Counts a sign that a command tries to leave its sandbox.
-    pub fn escape_indicator(&self, kind: &'static str, severity: &'static str) {
-        self.escape.add_indicators(1, kind, severity);
+    pub fn indicator(&self, kind: &'static str, severity: &'static str) {
+        self.add_indicators(1, kind, severity);
     }
 
     /// Counts a run with a suspicious pattern in what was logged of it.
-    pub fn suspicious_operations(&self, pattern: &'static str) {
-        self.escape.add_suspicious(1, pattern);
+    pub fn suspicious(&self, pattern: &'static str) {
+        self.add_suspicious(1, pattern);
     }
 
     /// Counts an alert that was sent or given up.
     pub fn alert(&self, result: &'static str) {
-        self.escape.add_alerts(1, result);
+        self.add_alerts(1, result);
     }
 }

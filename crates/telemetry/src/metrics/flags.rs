@@ -5,11 +5,9 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Meter},
 };
 
-use super::Metrics;
-
 /// The instruments of mode flags. An installation has at most 100 flags.
 #[derive(Debug)]
-pub(super) struct FlagMetrics {
+pub struct FlagMetrics {
     percent: Gauge<i64>,
     sessions: Counter<u64>,
     sessions_refused: Counter<u64>,
@@ -34,32 +32,30 @@ impl FlagMetrics {
             rollbacks: counter("codelia_flag_rollbacks", "Rollbacks of flags, by flag and cause"),
         }
     }
-}
 
-impl Metrics {
     /// Sets the share of sessions that a mode flag is about. The mode is empty if it sets only a floor.
-    pub fn flag_percent(&self, flag: &str, mode: &'static str, percent: u8) {
+    pub fn percent(&self, flag: &str, mode: &'static str, percent: u8) {
         let labels = [KeyValue::new("flag", flag.to_owned()), KeyValue::new("mode", mode)];
-        self.flags.percent.record(percent.into(), &labels);
+        self.percent.record(percent.into(), &labels);
     }
 
     /// Counts a session whose mode a flag chose.
-    pub fn flag_session(&self, flag: &str, mode: &'static str) {
-        self.flags.sessions.add(1, &[KeyValue::new("flag", flag.to_owned()), KeyValue::new("mode", mode)]);
+    pub fn session(&self, flag: &str, mode: &'static str) {
+        self.sessions.add(1, &[KeyValue::new("flag", flag.to_owned()), KeyValue::new("mode", mode)]);
     }
 
     /// Counts a session that was refused because of a flag.
-    pub fn flag_session_refused(&self, flag: &str) {
-        self.flags.sessions_refused.add(1, &[KeyValue::new("flag", flag.to_owned())]);
+    pub fn session_refused(&self, flag: &str) {
+        self.sessions_refused.add(1, &[KeyValue::new("flag", flag.to_owned())]);
     }
 
     /// Counts a run in the mode that a flag chose: `started`, `refused` or `failed`.
-    pub fn flag_run(&self, flag: &str, result: &'static str) {
-        self.flags.runs.add(1, &[KeyValue::new("flag", flag.to_owned()), KeyValue::new("result", result)]);
+    pub fn run(&self, flag: &str, result: &'static str) {
+        self.runs.add(1, &[KeyValue::new("flag", flag.to_owned()), KeyValue::new("result", result)]);
     }
 
     /// Counts a rollback of a flag, by an `operator` or its `guard`.
-    pub fn flag_rolled_back(&self, flag: &str, by: &'static str) {
-        self.flags.rollbacks.add(1, &[KeyValue::new("flag", flag.to_owned()), KeyValue::new("by", by)]);
+    pub fn rolled_back(&self, flag: &str, by: &'static str) {
+        self.rollbacks.add(1, &[KeyValue::new("flag", flag.to_owned()), KeyValue::new("by", by)]);
     }
 }

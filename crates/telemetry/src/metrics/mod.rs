@@ -6,6 +6,7 @@ mod disk;
 mod egress;
 mod escape;
 mod flags;
+mod latency;
 mod removals;
 mod step;
 
@@ -22,21 +23,16 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Histogram, Meter, ObservableGauge},
 };
 
-use self::{
-    disk::DiskMetrics, egress::EgressMetrics, escape::EscapeMetrics, flags::FlagMetrics,
-    removals::RemovalMetrics,
-};
+use self::latency::latency;
 pub use self::{
-    disk::{DiskCause, DiskEffect},
+    disk::{DiskCause, DiskEffect, DiskMetrics},
+    egress::EgressMetrics,
+    escape::EscapeMetrics,
+    flags::FlagMetrics,
+    removals::RemovalMetrics,
     step::Step,
 };
 use crate::{latency_window::LatencyWindows, trace};
-
-/// Bucket bounds of every latency histogram: 100 µs to 100 s.
-const BUCKETS: [f64; 19] = [
-    0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
-    10.0, 30.0, 100.0,
-];
 
 /// All instruments.
 #[derive(Debug)]
@@ -65,10 +61,13 @@ pub struct Metrics {
     _setup_p95: ObservableGauge<f64>,
     pub(crate) sandboxes: Counter<u64>,
     pub(crate) violations: Counter<u64>,
-    pub(crate) escape: EscapeMetrics,
+    /// Attempts to escape.
+    pub escape: EscapeMetrics,
     pub(crate) near_limits: Counter<u64>,
-    pub(crate) egress: EgressMetrics,
-    flags: FlagMetrics,
+    /// The egress proxy.
+    pub egress: EgressMetrics,
+    /// Mode flags.
+    pub flags: FlagMetrics,
     queue_depth: Gauge<i64>,
     queue_age: Gauge<f64>,
     misplaced_rows: Gauge<i64>,
@@ -77,8 +76,10 @@ pub struct Metrics {
     leases: Gauge<i64>,
     pub(crate) fenced: Counter<u64>,
     pub(crate) leases_lost: Counter<u64>,
-    pub(crate) removals: RemovalMetrics,
-    pub(crate) disk: DiskMetrics,
+    /// Removed session directories.
+    pub removals: RemovalMetrics,
+    /// The disk space of sessions.
+    pub disk: DiskMetrics,
     pub(crate) receipts_unclean: Counter<u64>,
     watchers: Gauge<i64>,
     open_watchers: AtomicI64,
@@ -106,7 +107,7 @@ impl Metrics {
         let setups = Arc::<LatencyWindows>::default();
         let counter = |name, help| meter.u64_counter(name).with_description(help).build();
         let gauge = |name, help| meter.i64_gauge(name).with_description(help).build();
-        let seconds = |name, help| seconds(meter, name, help);
+        let seconds = |name, help| latency(meter, name, help);
         Self {
             requests: counter("codelia_requests", "API requests, by method and gRPC code"),
             request_seconds: seconds(
@@ -223,8 +224,8 @@ impl Metrics {
     }
 
     /// Counts a request that was refused because of a quota.
-    pub fn quota_refused(&self, quota: &'static str) {
-        self.quota_refusals.add(1, &[KeyValue::new("quota", quota)]);
+    pub fn quota_refused(&self, quota: &str) {
+        self.quota_refusals.add(1, &[KeyValue::new("quota", quota.to_owned())]);
     }
 
     /// Counts a key that was looked up in the database.
@@ -318,12 +319,6 @@ impl Metrics {
         let open = self.open_watchers.fetch_add(change, Ordering::Relaxed) + change;
         self.watchers.record(open, &[]);
     }
-}
-
-/// A histogram of latencies.
-fn seconds(meter: &Meter, name: &'static str, help: &'static str) -> Histogram<f64> {
-    let histogram = meter.f64_histogram(name).with_description(help).with_unit("s");
-    histogram.with_boundaries(BUCKETS.to_vec()).build()
 }
 
 pub(crate) fn one_label(name: &'static str, value: &'static str) -> [KeyValue; 1] {

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use opentelemetry::metrics::{Counter, Gauge, Histogram, Meter};
 
-use super::{Metrics, seconds};
+use super::latency::latency;
 
 /// The instruments of removed session directories.
 #[derive(Debug)]
-pub(crate) struct RemovalMetrics {
+pub struct RemovalMetrics {
     pub(crate) removed: Counter<u64>,
     pub(crate) bytes: Counter<u64>,
     seconds: Histogram<f64>,
@@ -26,7 +26,7 @@ impl RemovalMetrics {
                 "codelia_session_directories_removed_bytes",
                 "Bytes freed by removing session directories",
             ),
-            seconds: seconds(
+            seconds: latency(
                 meter,
                 "codelia_session_directory_removal",
                 "Latency of removing a session directory",
@@ -40,23 +40,21 @@ impl RemovalMetrics {
                 .build(),
         }
     }
-}
 
-impl Metrics {
     /// Records the removal of a session directory.
-    pub fn session_removed(&self, bytes: u64, latency: Duration) {
-        self.removals.removed.add(1, &[]);
-        self.removals.seconds.record(latency.as_secs_f64(), &[]);
-        self.removals.bytes.add(bytes, &[]);
+    pub fn removed(&self, bytes: u64, latency: Duration) {
+        self.removed.add(1, &[]);
+        self.seconds.record(latency.as_secs_f64(), &[]);
+        self.bytes.add(bytes, &[]);
     }
 
     /// Counts a failed removal of a session directory.
-    pub fn session_removal_failed(&self) {
-        self.removals.failures.add(1, &[]);
+    pub fn failed(&self) {
+        self.failures.add(1, &[]);
     }
 
     /// Sets the number of session directories whose removal is being retried.
-    pub fn sessions_stuck(&self, count: i64) {
-        self.removals.stuck.record(count, &[]);
+    pub fn stuck(&self, count: i64) {
+        self.stuck.record(count, &[]);
     }
 }
