@@ -28,39 +28,38 @@ pub(crate) fn create(config: &Config, uids: Option<UidRange>) -> Result<Vec<Arc<
         None => codelia_backends::find_init()?,
     };
     let sandbox_uids = uids.map(|range| range.base..=range.base.saturating_add(range.count - 1));
-    let (cgroup_parent, watch_limits) = (cgroup_parent(config), config.watch_limits()?);
+    let sandbox = &config.sandbox;
+    let engine_sockets = vec![sandbox.container_socket.clone()];
+    let cgroup_parent = cgroup_parent(config);
+    let watch_limits = config.watch_limits()?;
+    let native_options = NativeOptions {
+        init: init.clone(),
+        cgroup_parent: cgroup_parent.clone(),
+        engine_sockets: engine_sockets.clone(),
+        watch_limits,
+        max_zygotes: sandbox.native_zygotes,
+    };
+    let bwrap_options = ToolOptions {
+        init: init.clone(),
+        program: sandbox.bwrap.clone(),
+        cgroup_parent: cgroup_parent.clone(),
+        sandbox_uids,
+        engine_sockets,
+        watch_limits,
+    };
+    let nsjail_options = ToolOptions { program: sandbox.nsjail.clone(), ..bwrap_options.clone() };
     let mut backends: Vec<Arc<dyn Backend>> = vec![
-        Arc::new(bwrap(ToolOptions {
-            init: init.clone(),
-            program: config.sandbox.bwrap.clone(),
-            cgroup_parent: cgroup_parent.clone(),
-            sandbox_uids: sandbox_uids.clone(),
-            engine_sockets: vec![config.sandbox.container_socket.clone()],
-            watch_limits,
-        })?),
-        Arc::new(nsjail(ToolOptions {
-            init: init.clone(),
-            program: config.sandbox.nsjail.clone(),
-            cgroup_parent: cgroup_parent.clone(),
-            sandbox_uids,
-            engine_sockets: vec![config.sandbox.container_socket.clone()],
-            watch_limits,
-        })?),
-        Arc::new(native(NativeOptions {
-            init: init.clone(),
-            cgroup_parent: cgroup_parent.clone(),
-            engine_sockets: vec![config.sandbox.container_socket.clone()],
-            watch_limits,
-            max_templates: config.sandbox.native_templates,
-        })?),
+        Arc::new(bwrap(bwrap_options)?),
+        Arc::new(nsjail(nsjail_options)?),
+        Arc::new(native(native_options)?),
         Arc::new(container(ContainerOptions {
             init: init.clone(),
-            socket: config.sandbox.container_socket.clone(),
-            runtime: config.sandbox.container_runtime.clone(),
-            image: config.sandbox.container_image.clone(),
-            profile_images: config.sandbox.container_images.clone(),
+            socket: sandbox.container_socket.clone(),
+            runtime: sandbox.container_runtime.clone(),
+            image: sandbox.container_image.clone(),
+            profile_images: sandbox.container_images.clone(),
             control_dir: config.data_dir.join("run/containers"),
-            worker: config.worker.id.clone().unwrap_or_else(options::host_id),
+            worker: config.worker.id.as_ref().map_or_else(options::host_id, ToString::to_string),
         })?),
     ];
     if config.allow_logical() {

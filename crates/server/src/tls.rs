@@ -10,6 +10,7 @@ use std::{
 };
 
 use codelia_telemetry::metrics;
+use codelia_types::option::InvalidOption;
 use tokio::time::sleep;
 use tokio_rustls::{
     TlsAcceptor,
@@ -35,6 +36,36 @@ pub struct TlsFiles {
     pub key: PathBuf,
     /// The authorities of the other side, for mutual TLS.
     pub ca: Option<PathBuf>,
+}
+
+codelia_types::options! {
+    /// Mutual TLS between apis and workers: the section `internal` of the configuration.
+    pub struct InternalTls {
+        /// Authorities that sign the certificates of apis and workers; several may be in the file.
+        /// Default: Unix sockets only.
+        pub tls_ca: Option<PathBuf> = None,
+        /// Certificate of this api or worker. Default: Unix sockets only.
+        pub tls_cert: Option<PathBuf> = None,
+        /// Key of the certificate. Default: Unix sockets only.
+        pub tls_key: Option<PathBuf> = None,
+    }
+}
+
+impl InternalTls {
+    /// The files; `None` if mutual TLS is off.
+    ///
+    /// # Errors
+    /// If one is missing.
+    pub fn files(self) -> Result<Option<TlsFiles>, InvalidOption> {
+        match (self.tls_ca, self.tls_cert, self.tls_key) {
+            (None, None, None) => Ok(None),
+            (ca @ Some(_), Some(cert), Some(key)) => Ok(Some(TlsFiles { cert, key, ca })),
+            _ => Err(InvalidOption::new(
+                "internal.tls_ca, internal.tls_cert and internal.tls_key",
+                "set all of them, or none",
+            )),
+        }
+    }
 }
 
 /// Why a certificate or its key cannot be used.
@@ -279,6 +310,13 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn internal_tls_needs_all_files() {
+        let half = InternalTls { tls_ca: Some("/ca.pem".into()), ..InternalTls::default() };
+        assert!(half.files().unwrap_err().key.contains("internal.tls_key"));
+        assert_eq!(InternalTls::default().files(), Ok(None));
+    }
 
     /// Writes a new certificate, which is its own authority, and returns its files.
     fn issue(dir: &Path, mutual: bool) -> TlsFiles {

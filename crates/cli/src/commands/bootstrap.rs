@@ -8,13 +8,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use codelia_client::output::Output;
 use codelia_store::{Error, Key, NewKey, OperatorBootstrap, Scope, Store};
 use codelia_types::TenantId;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
 use super::serve::connect;
-use crate::{args, config::Config, options::DatabaseUse, output::Output};
+use crate::{args, config::Config};
 
 const DISPLAY_NAME: &str = "codelia admin bootstrap";
 /// Longer than a file with a key.
@@ -23,7 +24,7 @@ const MAX_BYTES: u64 = 1024;
 /// Creates the key and prints it, or writes it to a file.
 pub(crate) async fn bootstrap(config: &Config, args: args::Bootstrap, output: Output) -> Result<()> {
     let tenant = args.tenant.parse().context("--tenant")?;
-    let store = connect(config, DatabaseUse::Calls).await?;
+    let store = connect(config.database.clone()).await?;
     store.check_migrated().await?;
     let result = match &args.key_file {
         Some(path) => write_key(&store, &tenant, path, args.force, output).await,
@@ -60,7 +61,7 @@ async fn write_key(store: &Store, tenant: &TenantId, path: &Path, force: bool, o
         }
         Err(error) => return Err(error),
     };
-    output.print_fields(&record(&key, "key_file", &path.display().to_string()))
+    output.print_fields(&record(&key, "keyFile", &path.display().to_string()))
 }
 
 async fn create(store: &Store, tenant: &TenantId, secret: &str, force: bool) -> Result<OperatorBootstrap> {
@@ -128,8 +129,8 @@ fn read_secret(file: File) -> Result<String> {
 fn record(key: &Key, name: &str, value: &str) -> Value {
     let scopes: Vec<_> = key.scopes.iter().map(|scope| scope.as_str()).collect();
     json!({
-        "key_id": key.id.to_string(),
-        "tenant_id": key.tenant.as_str(),
+        "keyId": key.id.to_string(),
+        "tenantId": key.tenant.as_str(),
         "scopes": scopes,
         name: value,
     })

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use codelia_client::output::Output;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
     KeyUsagePurpose,
@@ -19,7 +20,6 @@ use time::{Duration, OffsetDateTime};
 use crate::{
     args::{Certs, DevCerts},
     config::Config,
-    output::Output,
 };
 
 /// Names of the public API on the machine that it runs on.

@@ -4,19 +4,17 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use codelia_backends::Capabilities;
-use codelia_store::{OutputLocation, OutputOptions, Store};
-use codelia_types::Mode;
-use serde_json::{Value, json};
-
-use crate::{
-    backends,
-    config::Config,
-    delegation, error_report, options,
+use codelia_client::{
+    error_report,
     output::{self, Output},
     units,
 };
+use codelia_store::{OutputLocation, Store};
+use codelia_types::{ByteSize, Mode};
+use serde_json::{Value, json};
 
-const MIB: u64 = 1024 * 1024;
+use crate::{backends, config::Config, delegation, options};
+
 /// Controllers that limits need.
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
@@ -56,7 +54,7 @@ pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> 
     let modes = check_modes(config).await;
     let checks = [
         check_postgres(),
-        check_database(config).await?,
+        check_database(config).await,
         check_output(config),
         check_user_namespaces().await,
         check_cgroups(),
@@ -72,7 +70,8 @@ pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> 
         output::write_line("MODE       USABLE")?;
         modes.iter().map(mode_text).try_for_each(|text| output::write_line(&text))?;
         output::write_line("")?;
-        output.print_list(&["CHECK", "OK", "FOUND", "FIX"], &checks, check_json, check_row)?;
+        let table = output::fitting_table(&["CHECK", "OK", "FOUND", "FIX"], checks.iter().map(check_row));
+        output::write_line(&table)?;
     }
     // A worker with a configured mode does not start without it.
     let is_needed = |mode| config.sandbox.mode.is_none_or(|needed| needed == mode);
@@ -128,44 +127,41 @@ fn find_program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).chain(debian).map(|dir| dir.join(name)).find(|program| program.is_file())
 }
 
-async fn check_database(config: &Config) -> Result<Check> {
+async fn check_database(config: &Config) -> Check {
     let check = |ok, found: String| Check { name: "database", ok, found, remedy: "run `codelia migrate`" };
-    let Some(options) = options::store(config, options::DatabaseUse::Calls)? else {
-        return Ok(check(true, "not configured: `codelia up` starts a private one".to_owned()));
-    };
-    let store = match Store::connect(options).await {
+    if config.database.url.is_none() {
+        return check(true, "not configured: `codelia up` starts a private one".to_owned());
+    }
+    let store = match Store::connect(config.database.clone()).await {
         Ok(store) => store,
         Err(error) => {
             let found = error_report::chain(&error.into());
-            return Ok(Check { remedy: "check CODELIA_DATABASE_URL", ..check(false, found) });
+            return Check { remedy: "check CODELIA_DATABASE_URL", ..check(false, found) };
         }
     };
     let migrated = store.check_migrated().await;
     store.close().await;
-    Ok(match migrated {
+    match migrated {
         Ok(()) => check(true, "reachable and migrated".to_owned()),
         Err(error) => check(false, error_report::chain(&error.into())),
-    })
+    }
 }
 
 /// Shows where output goes. Whether the place works is checked when a process starts with it.
 fn check_output(config: &Config) -> Check {
-    let is_private = config.output.store.is_none() && config.database.url.is_none();
-    let stored =
-        options::output(config, None).map(|OutputOptions { location, inline_bytes }| match location {
-            OutputLocation::Postgres if is_private => {
-                format!(
-                    "not configured: `codelia up` uses a directory for more than {} KB",
-                    inline_bytes / 1024
-                )
-            }
-            OutputLocation::Postgres => "all in the database".to_owned(),
-            location => format!("{location} for more than {} KB", inline_bytes / 1024),
-        });
+    let output = &config.output;
+    let found = match &output.store {
+        None if config.database.url.is_none() => {
+            format!("not configured: `codelia up` uses a directory for more than {}", output.inline)
+        }
+        None | Some(OutputLocation::Postgres) => "all in the database".to_owned(),
+        Some(location) => format!("{location} for more than {}", output.inline),
+    };
+    let checked = output.check();
     Check {
         name: "output store",
-        ok: stored.is_ok(),
-        found: stored.unwrap_or_else(|error| error_report::chain(&error)),
+        ok: checked.is_ok(),
+        found: checked.map_or_else(|error| error.to_string(), |()| found),
         remedy: "correct the settings output.*",
     }
 }
@@ -236,7 +232,7 @@ fn check_egress(modes: &[ModeCheck]) -> Check {
 /// Whether the worker could start runs: it keeps a part of the disk free.
 fn check_space(config: &Config) -> Check {
     let root = config.sandbox_root();
-    let reserve = config.worker.disk_reserve_mb.map(|reserve| reserve.saturating_mul(MIB));
+    let reserve = config.worker.disk_reserve.map(ByteSize::bytes);
     let (ok, found) = match codelia_worker::root_space(&root, reserve) {
         Ok(space) => {
             let (free, reserve) = (units::bytes(space.free), units::bytes(space.reserve));
@@ -244,7 +240,7 @@ fn check_space(config: &Config) -> Check {
         }
         Err(error) => (false, format!("cannot read the free space of {}: {error}", root.display())),
     };
-    Check { name: "disk space", ok, found, remedy: "free some space, or lower worker.disk_reserve_mb" }
+    Check { name: "disk space", ok, found, remedy: "free some space, or lower worker.disk_reserve" }
 }
 
 /// Returns the controllers that `/proc/cgroups` lists as enabled (last column).
@@ -258,8 +254,8 @@ fn mode_json(check: &ModeCheck) -> Value {
     json!({
         "mode": check.mode,
         "usable": check.usable,
-        "watches_limits": check.watches_limits,
-        "network_proxy": check.egress,
+        "watchesLimits": check.watches_limits,
+        "networkProxy": check.egress,
         "gaps": gaps.collect::<Vec<_>>(),
     })
 }

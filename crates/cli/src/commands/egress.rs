@@ -3,20 +3,19 @@
 use std::os::fd::AsFd;
 
 use anyhow::{Context, Result};
-use codelia_telemetry::Options;
+use codelia_telemetry::{LogOptions, OtlpOptions};
 
 use crate::args::Egress;
 
 /// Serves until the worker closes standard input. Reads no configuration, which has the secrets of
 /// the other services. The process must have one thread.
 pub(crate) fn egress(args: &Egress) -> Result<()> {
-    let _telemetry = codelia_telemetry::init(Options {
+    let log = LogOptions {
         format: args.log_format.parse().context("--log-format")?,
-        filter: args.log_filter.clone(),
-        otlp_endpoint: None,
-        sample_ratio: 0.0,
-        service: "codelia-egress",
-    })?;
+        filter: Some(args.log_filter.clone()),
+        ..LogOptions::default()
+    };
+    let _telemetry = codelia_telemetry::init("codelia-egress", &log, &OtlpOptions::default())?;
     let control = std::io::stdin().as_fd().try_clone_to_owned().context("cannot use standard input")?;
     Ok(codelia_egress::run(control)?)
 }

@@ -6,8 +6,13 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use codelia_client::{
+    output::{Output, write_message},
+    signals,
+};
 use codelia_store::Store;
 use codelia_telemetry::{Probes, task};
+use codelia_types::WorkerId;
 use codelia_worker::Health;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use serde_json::json;
@@ -18,10 +23,7 @@ use super::up::create_data_dir;
 use crate::{
     backends,
     config::{Config, Loaded},
-    delegation,
-    options::{self, DatabaseUse},
-    output::{Output, write_message},
-    signals,
+    delegation, options,
 };
 
 /// Keeps other processes of this user from reading, tracing or dumping this process: it holds keys and
@@ -41,14 +43,13 @@ fn observe_allocations() {
 pub(crate) async fn api(loaded: &Loaded, output: Output) -> Result<()> {
     protect_memory()?;
     let config = &loaded.config;
-    let _telemetry = codelia_telemetry::init(options::telemetry(config, "codelia-api", options::SEPARATE)?)?;
+    let _telemetry = codelia_telemetry::init("codelia-api", &config.log, &config.otlp)?;
     #[cfg(feature = "count-allocations")]
     observe_allocations();
-    loaded.log_warnings();
     options::raise_open_files()?;
     let shutdown = signals::shutdown()?;
-    let options = options::api(config, backends::configured_mode(config)?, options::SEPARATE)?;
-    let store = connect_migrated(config, DatabaseUse::Calls).await?;
+    let options = options::api(config, backends::configured_mode(config)?)?;
+    let store = connect_migrated(config, config.database.clone()).await?;
     let service = codelia_api::Service::bind(options, store.clone()).await?;
     let address = service.local_addr();
     let metrics = MetricsServer::start(config, shutdown.clone()).await?;
@@ -64,11 +65,9 @@ pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
     let config = &loaded.config;
     delegation::enter(config).await?;
     protect_memory()?;
-    let _telemetry =
-        codelia_telemetry::init(options::telemetry(config, "codelia-worker", options::SEPARATE)?)?;
+    let _telemetry = codelia_telemetry::init("codelia-worker", &config.log, &config.otlp)?;
     #[cfg(feature = "count-allocations")]
     observe_allocations();
-    loaded.log_warnings();
     options::raise_open_files()?;
     let shutdown = signals::shutdown()?;
     // Before the session root in it: session users must be able to pass through.
@@ -76,17 +75,17 @@ pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
     let uids = options::reserve_uids(config)?;
     let backends = backends::create(config, uids)?;
     let default_id = options::host_id();
-    let id = config.worker.id.as_deref().unwrap_or(&default_id);
+    let id = config.worker.id.as_ref().map_or(default_id.as_str(), WorkerId::as_str);
     let socket = config.data_dir.join(format!("run/{id}.sock"));
-    let options = options::worker(config, &default_id, &socket, uids, options::SEPARATE)?;
-    let store = connect_migrated(config, DatabaseUse::Worker).await?;
+    let options = options::worker(config, &default_id, &socket, uids)?;
+    let store = connect_migrated(config, config.database.clone().of_worker()).await?;
     let id = options.id.clone();
     let service = codelia_worker::Service::start(options, store.clone(), backends).await?;
     let metrics = MetricsServer::start(config, shutdown.clone()).await?;
     metrics.set_started(Some(service.health()));
     let address = service.address().to_owned();
     let text = format!("ready worker {id} {address}");
-    output.print(&json!({ "ready": "worker", "worker_id": id, "address": address }), &text)?;
+    output.print(&json!({ "ready": "worker", "workerId": id, "address": address }), &text)?;
     service.run(shutdown).await?;
     store.close().await;
     Ok(())
@@ -94,7 +93,7 @@ pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
 
 /// Applies pending migrations.
 pub(crate) async fn migrate(config: &Config, output: Output) -> Result<()> {
-    let store = connect(config, DatabaseUse::Calls).await?;
+    let store = connect(config.database.clone()).await?;
     let applied = store.migrate().await?;
     let roles_missing = store.roles_missing().await?;
     store.close().await;
@@ -107,22 +106,19 @@ pub(crate) async fn migrate(config: &Config, output: Output) -> Result<()> {
         let names = roles_missing.join(", ");
         write_message(&format!("roles {names} do not exist: to use them, create them and migrate again"));
     }
-    output.print(&json!({ "applied": applied, "roles_missing": roles_missing }), &text)
+    output.print(&json!({ "applied": applied, "rolesMissing": roles_missing }), &text)
 }
 
-pub(crate) async fn connect(config: &Config, used_for: DatabaseUse) -> Result<Store> {
-    let options = options::store(config, used_for)?
-        .context("no database configured: set database.url or CODELIA_DATABASE_URL")?;
+pub(crate) async fn connect(options: codelia_store::Options) -> Result<Store> {
     Store::connect(options).await.context("cannot connect to the database")
 }
 
 /// Connects to the database and to the store of output.
-async fn connect_migrated(config: &Config, used_for: DatabaseUse) -> Result<Store> {
-    let output = options::output(config, None)?;
-    let key = options::secret_key(config)?;
-    let store = connect(config, used_for).await?.with_audit_key(key.as_ref())?;
+async fn connect_migrated(config: &Config, options: codelia_store::Options) -> Result<Store> {
+    let key = config.secrets.key()?;
+    let store = connect(options).await?.with_audit_key(key.as_ref())?;
     store.check_migrated().await?;
-    Ok(store.with_output(&output).await?)
+    Ok(store.with_output(&config.output).await?)
 }
 
 /// Serves metrics and the answers of probes over HTTP.
@@ -168,8 +164,11 @@ impl MetricsServer {
             .await
             .with_context(|| format!("metrics.listen: cannot listen on {listen}"))?;
         let address = Some(listener.local_addr()?);
-        let (limits, never) = (options::metrics(config), CancellationToken::new());
-        task::background("metrics", codelia_telemetry::serve_metrics(listener, limits, never, state.clone()));
+        let (options, never) = (config.metrics.clone(), CancellationToken::new());
+        task::background(
+            "metrics",
+            codelia_telemetry::serve_metrics(listener, options, never, state.clone()),
+        );
         Ok(Self { state, address })
     }
 

@@ -1,25 +1,27 @@
 //! Loads the configuration from defaults, file, environment and flags.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
+use codelia_client::{Flag, spelling::hint};
 use figment::{
     Figment, Metadata, Profile, Provider,
+    error::Kind,
     value::{Dict, Map, Value},
 };
 
 use super::{
     Config, Loaded,
-    file::ConfigFile,
-    keys::{self, KEYS, Key, Kind},
+    keys::{self, KEYS},
     show,
 };
 
-/// A value from the command line: the path of its key, and the text.
-pub(crate) type Flag = (&'static str, String);
+/// Source of values that are not set.
+pub(super) const DEFAULT: &str = "default";
 
 /// Loads the configuration of this process.
 pub(crate) fn load(file: Option<&Path>, flags: &[Flag]) -> Result<Loaded> {
@@ -40,104 +42,80 @@ fn load_from(
     data_dir: &str,
 ) -> Result<Loaded> {
     if let Some(name) = variables.keys().find(|name| keys::is_unknown_variable(name)) {
-        let hint = keys::hint(name, KEYS.iter().map(|key| key.env));
+        let hint = hint(name, KEYS.iter().map(|key| key.variable.as_str()));
         bail!("unknown environment variable {name}{hint}");
     }
-    let file = file.or_else(|| variables.get(keys::FILE_VARIABLE).map(Path::new));
-    let file = file.map(ConfigFile::read).transpose()?;
-    let warnings = former_names(file.as_ref(), variables)?;
-    let mut figment = defaults(data_dir);
-    if let Some(file) = file {
-        figment = figment.merge(file);
+    let mut figment = Figment::from(Layer { source: Metadata::named(DEFAULT), values: keys::defaults() })
+        .merge(Layer::of_text(DEFAULT, "data_dir", data_dir));
+    if let Some(file) = file.or_else(|| variables.get(keys::FILE_VARIABLE).map(Path::new)) {
+        figment = figment.merge(read(file)?);
     }
-    for key in KEYS {
-        let names = [Some(key.env), key.former.map(|former| former.env)];
-        for name in names.into_iter().flatten() {
-            if let Some(text) = variables.get(name) {
-                figment = figment.merge(SingleValue::new(format!("env:{name}"), key, text));
-            }
+    for key in KEYS.iter() {
+        if let Some(text) = variables.get(&key.variable) {
+            let source = format!("env:{}", key.variable);
+            figment = figment.merge(Layer::of_text(source, &key.path, &key.with_unit(text)));
         }
     }
     for (path, text) in flags {
-        let key = keys::by_path(path).with_context(|| format!("no key {path}"))?;
-        figment = figment.merge(SingleValue::new("flag".to_owned(), key, text));
+        figment = figment.merge(Layer::of_text("flag", path, text));
     }
     let mut config: Config = figment.extract().map_err(describe)?;
     // A process started in another directory must find the same one.
     config.data_dir = std::path::absolute(&config.data_dir)?;
-    Ok(Loaded { config, figment, warnings })
+    Ok(Loaded { config, figment })
 }
 
-/// Returns a warning for each key set by its former name. Refuses a key set by both names.
-fn former_names(file: Option<&ConfigFile>, variables: &BTreeMap<String, String>) -> Result<Vec<String>> {
-    let mut warnings = Vec::new();
-    for key in KEYS {
-        let Some(former) = key.former else { continue };
-        let in_file = |path: &str| file.is_some_and(|file| file.has(path));
-        let in_env = |name: &str| variables.contains_key(name);
-        let old: Vec<&str> =
-            [in_file(former.path).then_some(former.path), in_env(former.env).then_some(former.env)]
-                .into_iter()
-                .flatten()
-                .collect();
-        if let Some(old) = old.first()
-            && (in_file(key.path) || in_env(key.env))
-        {
-            let new = if in_file(key.path) { key.path } else { key.env };
-            bail!("{old} is the deprecated name of {new}: both are set, remove {old}");
+/// Reads a configuration file (TOML) without unknown keys.
+fn read(path: &Path) -> Result<Layer> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let table: toml::Table = text.parse().with_context(|| format!("cannot parse {}", path.display()))?;
+    let values = Value::serialize(table)?.into_dict().unwrap_or_default();
+    for (key, _) in keys::leaves(&values) {
+        if KEYS.iter().all(|known| known.path != key) {
+            let hint = hint(&key, KEYS.iter().map(|known| known.path.as_str()));
+            bail!("unknown key {key} in {}{hint}", path.display());
         }
-        warnings.extend(old.into_iter().map(|old| {
-            let new = if old == former.path { key.path } else { key.env };
-            format!("{old} is deprecated and will be removed in the next version: use {new}")
-        }));
     }
-    Ok(warnings)
+    Ok(Layer { source: Metadata::from("TOML file", path), values })
 }
 
-/// Source of values that are not set.
-pub(super) const DEFAULT: &str = "default";
-
-fn defaults(data_dir: &str) -> Figment {
-    let with_default = KEYS.iter().filter_map(|key| {
-        let value = if key.path == "data_dir" { Some(data_dir) } else { key.default };
-        value.map(|value| SingleValue::new(DEFAULT.to_owned(), key, value))
-    });
-    with_default.fold(Figment::new(), Figment::merge)
+/// Values of one source.
+#[derive(Debug)]
+struct Layer {
+    source: Metadata,
+    values: Dict,
 }
 
-/// The value of one key from one source.
-struct SingleValue {
-    source: String,
-    path: &'static str,
-    value: Value,
-}
+impl Layer {
+    /// The value of one key.
+    fn of_text(source: impl Into<Cow<'static, str>>, path: &str, text: &str) -> Self {
+        let source = Metadata::named(source);
+        let layer = |value| {
+            let values = figment::util::nest(path, value).into_dict().unwrap_or_default();
+            Self { source: source.clone(), values }
+        };
+        let numbers = [text.parse::<i64>().map(Value::from).ok(), text.parse::<f64>().map(Value::from).ok()];
+        let truth = text.parse::<bool>().map(Value::from).ok();
+        let typed = numbers.into_iter().chain([truth]).flatten().map(layer).find(Self::has_its_type);
+        let as_text = layer(Value::from(text));
+        if as_text.has_its_type() { as_text } else { typed.unwrap_or(as_text) }
+    }
 
-impl SingleValue {
-    fn new(source: String, key: &Key, text: &str) -> Self {
-        Self { source, path: key.path, value: typed(key.kind, text) }
+    /// Whether the key takes values of this type.
+    fn has_its_type(&self) -> bool {
+        let read = Value::from(self.values.clone()).deserialize::<Config>();
+        !read.is_err_and(|error| matches!(error.kind, Kind::InvalidType(..)))
     }
 }
 
-impl Provider for SingleValue {
+impl Provider for Layer {
     fn metadata(&self) -> Metadata {
-        Metadata::named(self.source.clone())
+        self.source.clone()
     }
 
     fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
-        let dict = figment::util::nest(self.path, self.value.clone()).into_dict().unwrap_or_default();
-        Ok(Profile::Default.collect(dict))
+        Ok(Profile::Default.collect(self.values.clone()))
     }
-}
-
-/// Parses a text. An invalid one stays a string, which its key refuses later.
-fn typed(kind: Kind, text: &str) -> Value {
-    let parsed = match kind {
-        Kind::Text => None,
-        Kind::Integer => text.parse::<i64>().ok().map(Value::from),
-        Kind::Float => text.parse::<f64>().ok().map(Value::from),
-        Kind::Bool => text.parse::<bool>().ok().map(Value::from),
-    };
-    parsed.unwrap_or_else(|| Value::from(text))
 }
 
 /// Lists all problems, each with its key and source.
@@ -163,23 +141,14 @@ fn default_data_dir() -> Result<String> {
 
 /// Where programs of this user keep their state; `None` without a home directory.
 pub(crate) fn state_home() -> Option<PathBuf> {
-    home_directory("XDG_STATE_HOME", ".local/state")
-}
-
-/// Where programs of this user keep their settings; `None` without a home directory.
-pub(crate) fn config_home() -> Option<PathBuf> {
-    home_directory("XDG_CONFIG_HOME", ".config")
-}
-
-/// The directory that a variable names, or the default below the home directory.
-fn home_directory(variable: &str, default: &str) -> Option<PathBuf> {
-    let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    value(variable).map(PathBuf::from).or_else(|| Some(Path::new(&value("HOME")?).join(default)))
+    codelia_client::home_directory("XDG_STATE_HOME", ".local/state")
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use std::io::Write;
+
+    use codelia_types::ByteSize;
 
     use super::*;
 
@@ -201,11 +170,11 @@ pub(crate) mod tests {
 
     #[test]
     fn flags_override_environment_file_and_defaults() {
-        let file = file("[worker]\nslots = 2\n[sandbox]\nttl_seconds = 60\n");
+        let file = file("[worker]\nslots = 2\n[sandbox]\nttl = \"1m\"\n");
         let variables = [("CODELIA_WORKER_SLOTS", "3")];
         let flags = [("worker.slots", "4".to_owned())];
         let by_file = loaded(Some(file.path()), &[], &[]).unwrap();
-        assert_eq!((slots(&by_file), by_file.config.session_ttl().as_secs()), (2, 60));
+        assert_eq!((slots(&by_file), by_file.config.sandbox.ttl.as_secs()), (2, 60));
         assert_eq!(slots(&loaded(Some(file.path()), &[], &variables).unwrap()), 3);
         assert_eq!(slots(&loaded(Some(file.path()), &flags, &variables).unwrap()), 4);
         let by_default = loaded(None, &[], &[]).unwrap();
@@ -243,21 +212,48 @@ pub(crate) mod tests {
     fn invalid_value_error_names_key_and_source() {
         for (name, key, value) in [
             ("CODELIA_SANDBOX_MODE", "sandbox.mode", "jail"),
-            ("CODELIA_SANDBOX_TTL_SECONDS", "sandbox.ttl_seconds", "0"),
-            ("CODELIA_SANDBOX_TTL_SECONDS", "sandbox.ttl_seconds", "-5"),
-            ("CODELIA_SANDBOX_TTL_SECONDS", "sandbox.ttl_seconds", "soon"),
+            ("CODELIA_SANDBOX_TTL_SECONDS", "sandbox.ttl", "0"),
+            ("CODELIA_SANDBOX_TTL_SECONDS", "sandbox.ttl", "-5"),
+            ("CODELIA_SANDBOX_TTL_SECONDS", "sandbox.ttl", "soon"),
             ("CODELIA_SANDBOX_NETWORK", "sandbox.network", "maybe"),
             ("CODELIA_SANDBOX_CPU_LIMIT", "sandbox.cpu_limit", "0"),
             ("CODELIA_SANDBOX_CPU_LIMIT", "sandbox.cpu_limit", "-1"),
             ("CODELIA_SANDBOX_CPU_LIMIT", "sandbox.cpu_limit", "NaN"),
-            ("CODELIA_SANDBOX_MEMORY_LIMIT_MB", "sandbox.memory_limit_mb", "0"),
+            ("CODELIA_SANDBOX_MEMORY_LIMIT_MB", "sandbox.memory_limit", "0"),
             ("CODELIA_API_LISTEN", "api.listen", "here"),
             ("CODELIA_METRICS_LISTEN", "metrics.listen", "here"),
             ("CODELIA_WORKER_SLOTS", "worker.slots", "0"),
+            ("CODELIA_WORKER_SLOTS", "worker.slots", "many"),
+            ("CODELIA_API_ALLOW_PLAINTEXT", "api.allow_plaintext", "maybe"),
+            ("CODELIA_API_STREAM_WINDOW", "api.stream_window", "64"),
+            ("CODELIA_WORKER_LEASE_TTL", "worker.lease_ttl", "15"),
         ] {
             let error = loaded(None, &[], &[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(key) && error.contains(&format!("env:{name}")), "{error}");
         }
+    }
+
+    #[test]
+    fn variables_have_the_type_of_their_key() {
+        let variables = [
+            ("CODELIA_WORKER_ID", "7"),
+            ("CODELIA_WORKER_SLOTS", "7"),
+            ("CODELIA_LIMITS_MAX_CPUS", "7"),
+            ("CODELIA_SANDBOX_ALLOW_LOGICAL", "false"),
+            ("CODELIA_OUTPUT_S3_REGION", "true"),
+            ("CODELIA_SANDBOX_TTL_SECONDS", "77"),
+            ("CODELIA_SANDBOX_MEMORY_LIMIT_MB", "64"),
+        ];
+        let config = loaded(None, &[], &variables).unwrap().config;
+        assert_eq!(config.worker.id.map(|id| id.to_string()).as_deref(), Some("7"));
+        assert_eq!(config.worker.slots.map(usize::from), Some(7));
+        assert_eq!(config.limits.max_cpus.map(f64::from), Some(7.0));
+        assert_eq!(config.sandbox.allow_logical, Some(false));
+        assert_eq!(config.output.s3_region, "true");
+        assert_eq!(config.sandbox.ttl.as_secs(), 77);
+        assert_eq!(config.sandbox.memory_limit, ByteSize::mib(64));
+        let with_unit = [("CODELIA_SANDBOX_TTL_SECONDS", "10m")];
+        assert_eq!(loaded(None, &[], &with_unit).unwrap().config.sandbox.ttl.as_secs(), 600);
     }
 
     #[test]
@@ -287,46 +283,5 @@ pub(crate) mod tests {
         assert!(!loaded(None, &[], &[prod]).unwrap().config.allow_logical());
         let allowed = [prod, ("CODELIA_SANDBOX_ALLOW_LOGICAL", "true")];
         assert!(loaded(None, &[], &allowed).unwrap().config.allow_logical());
-    }
-
-    #[test]
-    fn former_names_work_with_a_warning() {
-        let file = file("[sandbox]\nyields = true\n[worker]\nspare_memory_mb = 7\nslots = 2\n");
-        let by_file = loaded(Some(file.path()), &[], &[]).unwrap();
-        assert!(by_file.config.sandbox.cpu_idle);
-        assert_eq!((by_file.config.worker.min_free_memory_mb, slots(&by_file)), (7, 2));
-        let warning =
-            |old: &str, new: &str| by_file.warnings.iter().any(|w| w.contains(old) && w.contains(new));
-        assert_eq!(by_file.warnings.len(), 2);
-        assert!(warning("sandbox.yields", "sandbox.cpu_idle"), "{:?}", by_file.warnings);
-        assert!(warning("worker.spare_memory_mb", "worker.min_free_memory_mb"), "{:?}", by_file.warnings);
-
-        let variables = [("CODELIA_SANDBOX_YIELDS", "true"), ("CODELIA_WORKER_SPARE_MEMORY_MB", "9")];
-        let by_env = loaded(None, &[], &variables).unwrap();
-        assert!(by_env.config.sandbox.cpu_idle);
-        assert_eq!(by_env.config.worker.min_free_memory_mb, 9);
-        assert!(by_env.warnings[1].contains("use CODELIA_SANDBOX_CPU_IDLE"), "{:?}", by_env.warnings);
-    }
-
-    #[test]
-    fn current_names_give_no_warning() {
-        let file = file("[sandbox]\ncpu_idle = true\n");
-        let loaded = loaded(Some(file.path()), &[], &[("CODELIA_WORKER_MIN_FREE_MEMORY_MB", "9")]).unwrap();
-        assert!(loaded.config.sandbox.cpu_idle && loaded.config.worker.min_free_memory_mb == 9);
-        assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
-    }
-
-    #[test]
-    fn former_and_current_name_together_are_refused() {
-        let old = ("CODELIA_SANDBOX_YIELDS", "true");
-        let new = ("CODELIA_SANDBOX_CPU_IDLE", "true");
-        let old_file = file("[sandbox]\nyields = true\n");
-        let both_file = file("[sandbox]\nyields = true\ncpu_idle = true\n");
-        for (file, variables) in
-            [(None, vec![old, new]), (Some(old_file.path()), vec![new]), (Some(both_file.path()), vec![])]
-        {
-            let error = loaded(file, &[], &variables).unwrap_err().to_string();
-            assert!(error.contains("both are set"), "{error}");
-        }
     }
 }

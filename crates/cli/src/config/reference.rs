@@ -1,63 +1,67 @@
-//! `docs/configuration.md` is generated from the keys, and from what `docs/operations.md` says about
-//! them: after a change, run `CODELIA_BLESS=1 cargo test -p codelia-cli documented`.
+//! `docs/configuration.md` is generated from the comments and defaults of all options: after a
+//! change, run `CODELIA_BLESS=1 cargo test -p codelia-cli documented`.
 
 use std::fmt::Write;
 
-use super::keys::{KEYS, Key, Kind};
-use crate::args::check_document;
+use figment::value::{Dict, Value};
 
-const OPERATIONS: &str = include_str!("../../../../docs/operations.md");
+use super::{
+    keys::{self, KEYS, Key},
+    show,
+};
+use crate::document_tests::check_document;
+
 const HEAD: &str = "# Configuration
 
 <!-- Generated: CODELIA_BLESS=1 cargo test -p codelia-cli documented -->
 
 Every key, its environment variable and its default. A flag wins over a variable, a variable over
 the file that `--config` or `CODELIA_CONFIG` names (TOML). Unknown keys and `CODELIA_` variables are
-refused. `codelia config show` prints the effective values and their sources. The settings are
-explained in [operations](operations.md).
+refused. Durations and sizes have units: `500ms`, `10m`, `7d`; `64 KiB`, `512 MiB`, `2 GiB`.
+`codelia config show` prints the effective values and their sources. The settings are explained in
+[operations](operations.md).
 ";
 
-/// The text of a key in a table of `docs/operations.md`: `| keys | default | meaning |`.
-fn meaning(key: &Key) -> String {
-    let name = format!("`{}`", key.path);
-    let rows = OPERATIONS.lines().filter(|line| line.starts_with("| `"));
-    let cells = rows.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
-    let found = cells.filter(|cells| cells.len() == 5).find(|cells| cells[1].contains(&name));
-    found.map(|cells| cells[3].to_owned()).unwrap_or_default()
+/// The type of a value, for people.
+fn kind(rust: &str) -> String {
+    let inner = rust.strip_prefix("Option<").and_then(|rest| rest.strip_suffix('>')).unwrap_or(rust);
+    let kind = match inner.rsplit("::").next().unwrap_or(inner) {
+        "Duration" => "duration",
+        "ByteSize" => "size",
+        "bool" => "true or false",
+        "Cores" | "f64" => "number",
+        "u32" | "usize" | "NonZeroU32" | "NonZeroUsize" => "integer",
+        "DatabaseUrl" | "SecretString" => "text, secret",
+        _ => "text",
+    };
+    kind.to_owned()
 }
 
-fn row(key: &Key) -> String {
-    let kind = match key.kind {
-        Kind::Text => "text",
-        Kind::Integer => "integer",
-        Kind::Float => "number",
-        Kind::Bool => "true or false",
+/// The row of a key.
+fn row(key: &Key, defaults: &Dict) -> String {
+    let Key { path, variable, option, .. } = key;
+    let value = Value::from(defaults.clone()).find(path).and_then(|value| show::text(&value));
+    let default = match (option.unset(), value.as_deref()) {
+        ("", None) => panic!("the comment of {path} does not say what applies by default"),
+        ("", Some("")) => "empty".to_owned(),
+        ("", Some(value)) => format!("`{value}`"),
+        (unset, _) => unset.to_owned(),
     };
-    let default = match (key.default, key.unset) {
-        (Some(""), _) => "empty".to_owned(),
-        (Some(default), _) => format!("`{default}`"),
-        (None, unset) => unset.to_owned(),
-    };
-    let secret = if key.secret { ", secret" } else { "" };
-    format!("| `{}` | `{}` | {kind}{secret} | {default} | {} |", key.path, key.env, meaning(key))
+    format!("| `{path}` | `{variable}` | {} | {default} | {} |", kind(option.kind), option.meaning())
 }
 
 #[test]
 fn documented_keys_are_current() {
+    let defaults = keys::defaults();
     let mut text = HEAD.to_owned();
-    let mut section = None;
-    for key in KEYS {
-        let own = key.path.split_once('.').map_or("general", |(section, _)| section);
-        if section != Some(own) {
-            section = Some(own);
-            write!(
-                text,
-                "\n## {own}\n\n| key | variable | type | default | meaning |\n|---|---|---|---|---|\n"
-            )
-            .unwrap();
+    let title = |key: &Key| key.path.split_once('.').map_or("general", |(section, _)| section).to_owned();
+    for section in KEYS.chunk_by(|a, b| title(a) == title(b)) {
+        let title = title(&section[0]);
+        let head = "| key | variable | type | default | meaning |\n|---|---|---|---|---|";
+        write!(text, "\n## {title}\n\n{head}\n").unwrap();
+        for key in section {
+            writeln!(text, "{}", row(key, &defaults)).unwrap();
         }
-        writeln!(text, "{}", row(key)).unwrap();
     }
-    assert!(KEYS.iter().filter(|key| !meaning(key).is_empty()).count() > 40, "few meanings found");
     check_document("configuration.md", &text);
 }

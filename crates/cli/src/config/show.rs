@@ -1,23 +1,23 @@
 //! `codelia config show`: every key with its effective value and source.
 
 use anyhow::Result;
-use figment::{Metadata, Source, value::Value};
+use codelia_client::output::Output;
+use figment::{
+    Metadata, Source,
+    value::{Empty, Value},
+};
 use serde_json::json;
 
 use super::{
     Loaded,
     keys::{KEYS, Key},
 };
-use crate::output::Output;
 
-const MASK: &str = "********";
-
-/// Prints every key with its value and source. Secrets are masked.
+/// Prints every key with its value and source. Secrets write themselves masked.
 pub(crate) fn show(loaded: &Loaded, output: Output) -> Result<()> {
-    let rows: Vec<Row> = KEYS.iter().map(|key| row(loaded, key)).collect();
     output.print_whole_list(
         &["KEY", "VALUE", "SOURCE", "VARIABLE"],
-        &rows,
+        &rows(loaded)?,
         |row| json!({ "key": row.key, "value": row.value, "source": row.source, "variable": row.variable }),
         |row| {
             let value = row.value.clone().unwrap_or_else(|| format!("({})", row.unset));
@@ -29,20 +29,28 @@ pub(crate) fn show(loaded: &Loaded, output: Output) -> Result<()> {
 struct Row {
     key: &'static str,
     value: Option<String>,
+    /// What applies without a value.
+    unset: &'static str,
     source: String,
     variable: &'static str,
-    unset: &'static str,
 }
 
-fn row(loaded: &Loaded, key: &Key) -> Row {
-    let value = loaded.figment.find_value(key.path).ok().map(|value| text(&value));
-    Row {
-        key: key.path,
-        value: if key.secret { value.map(|_| MASK.to_owned()) } else { value },
-        source: loaded.figment.find_metadata(key.path).map_or_else(|| "unset".to_owned(), source),
-        variable: key.env,
-        unset: key.unset,
-    }
+fn rows(loaded: &Loaded) -> Result<Vec<Row>> {
+    let effective = Value::serialize(&loaded.config)?;
+    let row = |key: &'static Key| {
+        let value = effective.find_ref(&key.path).and_then(text);
+        let source = loaded.figment.find_metadata(&key.path).filter(|_| value.is_some());
+        Row {
+            key: &key.path,
+            value,
+            unset: key.option.unset(),
+            source: source.map_or_else(|| "unset".to_owned(), self::source),
+            variable: &key.variable,
+        }
+    };
+    let mut rows: Vec<Row> = KEYS.iter().map(row).collect();
+    rows.sort_by_key(|row| row.key);
+    Ok(rows)
 }
 
 /// Describes the source of a value: `default`, `file:PATH`, `env:NAME` or `flag`.
@@ -53,16 +61,18 @@ pub(super) fn source(metadata: &Metadata) -> String {
     }
 }
 
-fn text(value: &Value) -> String {
+/// The text of a value; `None` if there is none.
+pub(super) fn text(value: &Value) -> Option<String> {
     match value {
-        Value::String(_, text) => text.clone(),
-        Value::Bool(_, value) => value.to_string(),
-        Value::Num(_, number) => number
-            .to_i128()
-            .map(|n| n.to_string())
-            .or_else(|| number.to_f64().map(|n| n.to_string()))
-            .unwrap_or_default(),
-        other => format!("{other:?}"),
+        Value::Empty(_, Empty::None | Empty::Unit) => None,
+        Value::String(_, text) => Some(text.clone()),
+        Value::Bool(_, value) => Some(value.to_string()),
+        Value::Num(_, number) => {
+            let whole = number.to_u128().map(|number| number.to_string());
+            let signed = || number.to_i128().map(|number| number.to_string());
+            whole.or_else(signed).or_else(|| number.to_f64().map(|number| number.to_string()))
+        }
+        other => Some(format!("{other:?}")),
     }
 }
 
@@ -71,7 +81,7 @@ mod tests {
     use super::{super::tests::loaded, *};
 
     fn shown(loaded: &Loaded, path: &str) -> (Option<String>, String) {
-        let row = row(loaded, KEYS.iter().find(|key| key.path == path).unwrap());
+        let row = rows(loaded).unwrap().into_iter().find(|row| row.key == path).unwrap();
         (row.value, row.source)
     }
 
@@ -86,6 +96,8 @@ mod tests {
         );
         assert_eq!(shown(&loaded, "api.listen"), (Some("127.0.0.1:7300".into()), "default".into()));
         assert_eq!(shown(&loaded, "sandbox.mode"), (None, "unset".into()));
+        let mode = rows(&loaded).unwrap().into_iter().find(|row| row.key == "sandbox.mode").unwrap();
+        assert_eq!(mode.unset, "the strongest usable mode");
     }
 
     #[test]
@@ -97,7 +109,7 @@ mod tests {
         ];
         let loaded = loaded(None, &[], &variables).unwrap();
         for path in ["client.api_key", "database.url", "output.s3_secret_access_key"] {
-            assert_eq!(shown(&loaded, path).0.as_deref(), Some(MASK));
+            assert_eq!(shown(&loaded, path).0.as_deref(), Some("********"));
         }
         assert!(!format!("{:?}", loaded.config).contains("hush"));
     }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use codelia_client::output::{self, Output};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
@@ -20,10 +21,7 @@ use tokio::{
 };
 
 use super::{data_dir, instances};
-use crate::{
-    config::Loaded,
-    output::{self, Output},
-};
+use crate::config::Loaded;
 
 const LOG_FILE: &str = "up.log";
 /// How long `down` waits: longer than the usual shutdown grace.
@@ -91,7 +89,7 @@ async fn stop(data_dir: &Path, pid: Pid, output: Output) -> Result<()> {
     if exited.await?? == 0 {
         bail!("{name} is still running {STOP_TIMEOUT_SECONDS}s after SIGTERM");
     }
-    let json = json!({ "stopped": pid.as_raw_nonzero(), "data_dir": data_dir });
+    let json = json!({ "stopped": pid.as_raw_nonzero(), "dataDir": data_dir });
     output.print(&json, &format!("stopped {name}"))
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use codelia_client::{client::Client, exit_status};
 use codelia_proto::{
     duration_to_proto,
     v1::{
@@ -10,8 +11,6 @@ use codelia_proto::{
         run_event::Kind,
     },
 };
-
-use crate::{client::Client, exit_status};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const SESSION_TTL: Duration = Duration::from_secs(60);

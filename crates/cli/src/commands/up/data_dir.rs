@@ -8,14 +8,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use codelia_client::client::{self, ClientFile};
 use codelia_store::SecretKey;
 use rustix::{
     fs::{FlockOperation, flock},
     process::{Pid, geteuid},
 };
 use tempfile::TempDir;
-
-use crate::client::{self, ClientFile};
 
 /// Holds the pid of the owner, which locks the file.
 const PID_FILE: &str = "up.pid";

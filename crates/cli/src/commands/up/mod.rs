@@ -5,12 +5,22 @@ mod check;
 mod data_dir;
 mod instances;
 
-use std::net::{SocketAddr, TcpListener};
+use std::{
+    net::{SocketAddr, TcpListener},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
-use codelia_policy::{IsolationLevel, limits_remedy};
+use codelia_client::{
+    client::{Client, ClientFile},
+    output::Output,
+    run_record, signals,
+    spinner::Spinner,
+    units,
+};
+use codelia_policy::limits_remedy;
 use codelia_proto::v1::Run;
-use codelia_store::{FloorDecision, KeyStanding, LocalPostgres, NewKey, Quotas, Scope, Store};
+use codelia_store::{KeyStanding, LocalPostgres, NewKey, OutputLocation, Quotas, Scope, Store};
 use codelia_telemetry::task;
 use codelia_types::{Mode, TenantId};
 use secrecy::SecretString;
@@ -23,13 +33,8 @@ use super::serve::{MetricsServer, protect_memory};
 use crate::{
     args,
     backends::{self, ChosenMode},
-    client::{Client, ClientFile},
     config::{Config, Loaded},
-    delegation,
-    options::{self, DatabaseUse},
-    output::Output,
-    record, signals,
-    spinner::Spinner,
+    delegation, options,
 };
 
 pub(crate) use background::down;
@@ -38,13 +43,15 @@ pub(crate) use data_dir::create as create_data_dir;
 /// Tenant that `up` creates.
 const TENANT: &str = "dev";
 const NO_TENANT: &str = "tenant \"dev\" not found";
-/// Reason that earlier versions stored with the floor they lowered.
-const STORED_REASON: &str = "codelia up was started in mode logical";
+const LOG_FILTER: &str = "warn,codelia_worker::sandbox::backends=error";
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 /// Name of the private database.
 const DATABASE: &str = "codelia";
 
 /// Starts everything, prints how to use it, and stops everything on a termination signal.
-pub(crate) async fn up(loaded: &Loaded, args: &args::Up, output: Output) -> Result<()> {
+pub(crate) async fn up(mut loaded: Loaded, args: &args::Up, output: Output) -> Result<()> {
+    set_defaults(&mut loaded.config);
+    let loaded = &loaded;
     let config = &loaded.config;
     if args.detach {
         return background::start(&config.data_dir).await;
@@ -55,8 +62,7 @@ pub(crate) async fn up(loaded: &Loaded, args: &args::Up, output: Output) -> Resu
     }
     protect_memory()?;
     let data_dir = DataDir::open(&config.data_dir)?;
-    let _telemetry = codelia_telemetry::init(options::telemetry(config, "codelia", options::ALL_IN_ONE)?)?;
-    loaded.log_warnings();
+    let _telemetry = codelia_telemetry::init("codelia", &config.log, &config.otlp)?;
     let _registration = instances::register(config, data_dir.path()).inspect_err(|error| {
         tracing::warn!("`codelia down` will need --data-dir: {error:#}");
     });
@@ -68,6 +74,13 @@ pub(crate) async fn up(loaded: &Loaded, args: &args::Up, output: Output) -> Resu
     served.and(stopped)
 }
 
+/// Sets the defaults that differ from those of separate processes: a user waits for the end, and the
+/// banner reports the mode, so the worker's warnings about other modes are hidden.
+fn set_defaults(config: &mut Config) {
+    config.log.filter.get_or_insert_with(|| LOG_FILTER.to_owned());
+    config.worker.drain_grace.get_or_insert(SHUTDOWN_GRACE);
+}
+
 /// The database: a private server, or the configured one.
 #[derive(Debug)]
 struct Database {
@@ -77,7 +90,8 @@ struct Database {
 
 impl Database {
     async fn start(config: &Config, data_dir: &DataDir) -> Result<Self> {
-        if let Some(options) = options::store(config, DatabaseUse::Calls)? {
+        let mut options = config.database.clone();
+        if options.url.is_some() {
             return Ok(Self { server: None, options });
         }
         let dir = data_dir.postgres();
@@ -87,8 +101,7 @@ impl Database {
             "creating the database…"
         });
         let server = LocalPostgres::start(&dir).await?;
-        let connect = server.database(DATABASE).await?;
-        let options = options::database(config, codelia_store::Options::new(connect), DatabaseUse::Calls)?;
+        options.url = Some(server.database(DATABASE).await?.into());
         Ok(Self { server: Some(server), options })
     }
 
@@ -107,13 +120,15 @@ async fn serve(
     shutdown: CancellationToken,
     output: Output,
 ) -> Result<()> {
+    let mut stored = loaded.config.output.clone();
     // Other processes may use a configured database, and need not have this disk.
-    let directory = database.server.as_ref().map(|_| data_dir.output());
-    let stored = options::output(&loaded.config, directory.as_deref())?;
+    if database.server.is_some() {
+        stored.store.get_or_insert_with(|| OutputLocation::Directory(data_dir.output()));
+    }
     let store = Store::connect(database.options.clone()).await.context("cannot connect to the database")?;
     store.migrate().await?;
     let config = with_secret_key(loaded, data_dir)?;
-    let key = options::secret_key(&config)?;
+    let key = config.secrets.key()?;
     let store = store.with_output(&stored).await?.with_audit_key(key.as_ref())?;
     let started = start(config, data_dir, &store, &shutdown).await;
     let result = match started {
@@ -167,11 +182,9 @@ async fn start(
     let chosen = backends::choose_mode(config, &probed)?;
     let mode = chosen.mode;
     let watches_limits = probed.iter().any(|one| one.mode == mode && one.watches_limits());
-    let worker_options =
-        options::worker(config, &worker_id(data_dir), data_dir.socket(), uids, options::ALL_IN_ONE)?;
-    let mut api_options = options::api(config, mode, options::ALL_IN_ONE)?;
+    let worker_options = options::worker(config, &worker_id(data_dir), data_dir.socket(), uids)?;
+    let mut api_options = options::api(config, mode)?;
     let key = api_key(store, data_dir).await?;
-    end_stored_decision(store).await?;
     if mode == Mode::Logical {
         // Not stored: it ends with this process.
         api_options.unisolated_tenant = Some(TENANT.parse()?);
@@ -254,15 +267,15 @@ impl Banner {
     fn print(&self, loaded: &Loaded, data_dir: &DataDir, run: &Run, output: Output) -> Result<()> {
         let json = json!({
             "ready": self.endpoint,
-            "key_file": self.key_file,
+            "keyFile": self.key_file,
             "metrics": self.metrics,
-            "data_dir": data_dir.path(),
-            "sandbox_mode": self.chosen.mode,
-            "passed_over_modes": self.chosen.passed_over.iter().map(|(mode, problem)| {
+            "dataDir": data_dir.path(),
+            "mode": self.chosen.mode,
+            "passedOverModes": self.chosen.passed_over.iter().map(|(mode, problem)| {
                 json!({ "mode": mode, "problem": problem })
             }).collect::<Vec<_>>(),
-            "watches_limits": self.watches_limits,
-            "self_check": record::run(run),
+            "watchesLimits": self.watches_limits,
+            "selfCheck": run_record(run)?,
         });
         output.print(&json, &self.text(loaded, data_dir, run))
     }
@@ -295,7 +308,7 @@ impl Banner {
             mode = mode_lines(&self.chosen),
             limits = self.limits(),
             run = run.run_id,
-            setup_ms = record::millis(run.setup_time.as_ref()).unwrap_or_default(),
+            setup_ms = units::millis(run.setup_time.as_ref()).unwrap_or_default(),
         )
     }
 }
@@ -339,21 +352,6 @@ async fn api_key(store: &Store, data_dir: &DataDir) -> Result<String> {
     };
     store.key_create(new).await?.context(NO_TENANT)?;
     Ok(secret)
-}
-
-/// Restores the isolation floor that an earlier version lowered for `up --mode logical` and left so.
-async fn end_stored_decision(store: &Store) -> Result<()> {
-    let tenant: TenantId = TENANT.parse()?;
-    let Some(current) = store.tenant_get(&tenant).await? else { return Ok(()) };
-    let is_own = |decision: &FloorDecision| decision.key.is_none() && decision.reason == STORED_REASON;
-    if current.floor.decision.as_ref().is_some_and(is_own) {
-        let reason = "the `codelia up` in mode logical has ended";
-        store
-            .tenant_set_floor(&tenant, (IsolationLevel::Full, None), reason, None)
-            .await?
-            .context(NO_TENANT)?;
-    }
-    Ok(())
 }
 
 /// Returns a worker id that is unique to the host and data directory.

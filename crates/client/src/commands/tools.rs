@@ -1,0 +1,110 @@
+//! `codelia tools …`.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use codelia_policy::{Format, ToolDocument};
+use codelia_proto::v1::{
+    self, ApproveToolLevelRequest, DeleteToolRequest, GetToolRequest, IsolationLevel, ListToolsRequest,
+    QuarantineToolRequest, RegisterToolRequest, ReleaseToolRequest, Tool, ToolDeclaration,
+};
+
+use crate::{
+    args::{self, ToolName},
+    client::{Client, pages},
+    output::Output,
+    policy_file, units,
+};
+
+/// Executes `codelia tools`.
+pub(crate) async fn tools(client: &Client, command: args::Tools, output: Output) -> Result<()> {
+    let mut tools = client.tools();
+    let tool = match command {
+        args::Tools::List { tenant } => return list(client, tenant, output).await,
+        args::Tools::Rm(name) => {
+            tools.delete_tool(DeleteToolRequest { name: resource(&name) }).await?;
+            return output.print(&serde_json::json!({ "toolId": name.tool }), "");
+        }
+        args::Tools::Register { file, expect } => {
+            let request = RegisterToolRequest { expected_version: expect, ..register_request(&file)? };
+            tools.register_tool(request).await?.into_inner().tool
+        }
+        args::Tools::Show(name) => {
+            tools.get_tool(GetToolRequest { name: resource(&name) }).await?.into_inner().tool
+        }
+        args::Tools::Approve { name, level, version, reason } => {
+            let level = IsolationLevel::from(Some(level)).into();
+            let request = ApproveToolLevelRequest { name: resource(&name), version, level, reason };
+            tools.approve_tool_level(request).await?.into_inner().tool
+        }
+        args::Tools::Quarantine { name, reason } => {
+            let request = QuarantineToolRequest { name: resource(&name), reason };
+            tools.quarantine_tool(request).await?.into_inner().tool
+        }
+        args::Tools::Release { name, reason } => {
+            let request = ReleaseToolRequest { name: resource(&name), reason };
+            tools.release_tool(request).await?.into_inner().tool
+        }
+    };
+    output.print_message(&tool.context("the server sent no tool")?)
+}
+
+fn resource(name: &ToolName) -> String {
+    match &name.tenant {
+        Some(tenant) => format!("tenants/{tenant}/tools/{}", name.tool),
+        None if name.tool.contains('/') => name.tool.clone(),
+        None => format!("tools/{}", name.tool),
+    }
+}
+
+/// Reads the file of a tool. Its extension names the format.
+fn register_request(file: &Path) -> Result<RegisterToolRequest> {
+    let name = || file.display().to_string();
+    let format = Format::of(file).with_context(name)?;
+    let document = ToolDocument::parse(&policy_file::read_text(file)?, format).with_context(name)?;
+    let name = format!("tools/{}", document.name);
+    let declaration = document.into_declaration();
+    let declaration = ToolDeclaration {
+        policy: Some((&declaration.policy).into()),
+        owner: declaration.owner,
+        executables: declaration.executables,
+        command_pattern: declaration.command_pattern,
+        transactional: declaration.transactional,
+    };
+    Ok(RegisterToolRequest { name, declaration: Some(declaration), expected_version: None })
+}
+
+async fn list(client: &Client, tenant: Option<String>, output: Output) -> Result<()> {
+    let parent = format!("tenants/{}", tenant.as_deref().unwrap_or("-"));
+    let tools = pages(usize::MAX, async |page_token| {
+        let request = ListToolsRequest { parent: parent.clone(), page_size: 0, page_token };
+        let page = client.tools().list_tools(request).await?.into_inner();
+        Ok((page.tools, page.next_page_token))
+    })
+    .await?;
+    let header = ["TOOL", "VERSION", "LEVEL", "STATE", "COMMANDS", "OWNER", "CHANGED"];
+    output.print_list(&header, &tools, |tool: &Tool| {
+        let declaration = tool.declaration.clone().unwrap_or_default();
+        let commands = declaration.executables.into_iter().chain(declaration.command_pattern);
+        vec![
+            tool.tool_id.clone(),
+            tool.version.to_string(),
+            tool.level().to_level().map(|level| level.to_string()).unwrap_or_default(),
+            state(tool).to_owned(),
+            commands.collect::<Vec<_>>().join(", "),
+            declaration.owner,
+            units::age(tool.update_time.as_ref()),
+        ]
+    })
+}
+
+/// Whether runs can use a tool.
+fn state(tool: &Tool) -> &'static str {
+    match (&tool.quarantine, &tool.approval, tool.level()) {
+        (Some(_), _, _) => "quarantined",
+        (None, None, v1::IsolationLevel::IsolationLevel0 | v1::IsolationLevel::IsolationLevel1) => {
+            "not approved"
+        }
+        _ => "usable",
+    }
+}

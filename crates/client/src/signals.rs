@@ -1,0 +1,73 @@
+//! Termination signals: SIGINT, SIGTERM and SIGHUP.
+
+use anyhow::Result;
+use codelia_telemetry::task;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::system;
+
+/// Signals that may wait to be handled.
+const QUEUE_SIZE: usize = 4;
+
+/// A signal that ends a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    HangUp = 1,
+    Interrupt = 2,
+    Terminate = 15,
+}
+
+impl Signal {
+    /// Its number, which is the same on every system.
+    #[must_use]
+    pub fn number(self) -> i32 {
+        self as i32
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::HangUp => "SIGHUP",
+            Self::Interrupt => "SIGINT",
+            Self::Terminate => "SIGTERM",
+        }
+    }
+}
+
+/// Receives termination signals.
+#[derive(Debug)]
+pub struct Signals(mpsc::Receiver<Signal>);
+
+impl Signals {
+    /// Installs the handlers. From now on, the signals do not terminate this process.
+    ///
+    /// # Errors
+    /// The handlers cannot be installed.
+    pub fn catch() -> Result<Self> {
+        let (sender, receiver) = mpsc::channel(QUEUE_SIZE);
+        system::catch_signals(&sender)?;
+        Ok(Self(receiver))
+    }
+
+    /// Waits for the next signal.
+    pub async fn next(&mut self) -> Option<Signal> {
+        self.0.recv().await
+    }
+}
+
+/// Returns a token that the first termination signal cancels.
+///
+/// # Errors
+/// The handlers cannot be installed.
+pub fn shutdown() -> Result<CancellationToken> {
+    let mut signals = Signals::catch()?;
+    let shutdown = CancellationToken::new();
+    let token = shutdown.clone();
+    task::background("shutdown", async move {
+        while let Some(signal) = signals.next().await {
+            tracing::info!("shutting down ({})", signal.name());
+            token.cancel();
+        }
+    });
+    Ok(shutdown)
+}
