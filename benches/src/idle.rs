@@ -31,8 +31,8 @@ const COUNT_WINDOW: Duration = Duration::from_secs(30);
 const RUNS: u64 = 1_000_000;
 /// The share of a core that an idle process may use.
 const MAX_SHARE: f64 = 0.01;
-/// The default of `worker.poll_interval_ms`; the workers of tests poll more often.
-const POLL_INTERVAL_MS: &str = "500";
+/// The default of `worker.poll_interval`; the workers of tests poll more often.
+const POLL_INTERVAL: &str = "500ms";
 /// Delay until earlier work of the database is done.
 const SETTLE_DELAY: Duration = Duration::from_secs(15);
 
@@ -42,7 +42,7 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
     let mut cluster =
         Cluster::start_on(Database::on(server).await?, ClusterOptions { workers: 0, ..Default::default() })
             .await?;
-    cluster.add_worker_with(&[("CODELIA_WORKER_POLL_INTERVAL_MS", POLL_INTERVAL_MS)]).await?;
+    cluster.add_worker_with(&[("CODELIA_WORKER_POLL_INTERVAL", POLL_INTERVAL)]).await?;
     let quotas = Quotas { sessions: i64::MAX, requests_per_second: 1_000_000, ..Quotas::default() };
     let client = cluster.tenant_with("load", quotas).await?;
     let template = client.session().await?;

@@ -8,7 +8,7 @@ use codelia_tests::Cluster;
 /// Clock ticks of `/proc/PID/stat` in a second, the same on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 /// The processes of mode `native` that hold the namespaces of a session.
-const TEMPLATES: &str = "templates";
+const ZYGOTES: &str = "zygotes";
 
 /// The seconds that each kind of process has used since it started.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(crate) struct ProcessorTime(BTreeMap<&'static str, f64>);
 
 impl ProcessorTime {
     /// Reads it for the first api and worker of the cluster, for Postgres, for this process, which is the
-    /// client, and for the processes below the worker: those that live, which are templates of sessions,
+    /// client, and for the processes below the worker: those that live, which are zygotes of sessions,
     /// tools and commands, and those that have ended. The rest of the machine is mostly kernel threads,
     /// which remove namespaces and control groups.
     pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
@@ -26,7 +26,7 @@ impl ProcessorTime {
         let ended = |pids: &[u32]| pids.iter().map(|pid| processes.all[pid].ended_children).sum::<f64>();
         let mut times: BTreeMap<_, _> =
             processes.kinds.iter().map(|(kind, pids)| (*kind, own(pids))).collect();
-        let ended_in_sandboxes = ended(&processes.kinds["worker"]) + ended(&processes.kinds[TEMPLATES]);
+        let ended_in_sandboxes = ended(&processes.kinds["worker"]) + ended(&processes.kinds[ZYGOTES]);
         times.insert("sandbox and command", ended_in_sandboxes);
         *times.entry("Postgres").or_default() += ended(&[processes.postmaster]);
         let known: f64 = times.values().sum();
@@ -40,7 +40,7 @@ impl ProcessorTime {
     }
 }
 
-/// Context switches of the threads of each kind of process, and of the machine. Sandboxes and templates end
+/// Context switches of the threads of each kind of process, and of the machine. Sandboxes and zygotes end
 /// meanwhile, so only the machine's number has theirs. It also has the switches to and from idling.
 #[derive(Debug)]
 pub(crate) struct ContextSwitches(BTreeMap<&'static str, f64>);
@@ -50,7 +50,7 @@ impl ContextSwitches {
     pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
         let processes = Processes::of(cluster).await?;
         let switches = |pids: &Vec<u32>| pids.iter().map(|pid| switches_of(*pid)).sum::<f64>();
-        let lasting = processes.kinds.iter().filter(|(kind, _)| **kind != TEMPLATES);
+        let lasting = processes.kinds.iter().filter(|(kind, _)| **kind != ZYGOTES);
         let mut all: BTreeMap<_, _> = lasting.map(|(kind, pids)| (*kind, switches(pids))).collect();
         let stat = fs::read_to_string("/proc/stat")?;
         let machine = stat.lines().find_map(|line| line.strip_prefix("ctxt ")).context("no ctxt")?;
@@ -103,7 +103,7 @@ impl Processes {
             ("client", vec![std::process::id()]),
             ("api", vec![cluster.apis[0].process.pid()]),
             ("worker", vec![worker]),
-            (TEMPLATES, below(&all, worker)),
+            (ZYGOTES, below(&all, worker)),
             ("Postgres", backends.chain([postmaster]).collect()),
         ]);
         for pid in kinds.values().flatten() {

@@ -18,7 +18,9 @@ use codelia_proto::v1::{
     *,
 };
 use codelia_store::{EventKind, Scope};
-use codelia_tests::{Client, Cluster, Exec, Scratch, command, refusal, shell};
+use codelia_tests::{
+    Client, Cluster, Exec, RecordedEvent, Scratch, command, recorded_events, refusal, shell,
+};
 use serde_json::Value;
 use tonic::Status;
 
@@ -60,10 +62,10 @@ impl Setup {
     }
 
     /// The events of a kind about a run.
-    async fn events(&self, kind: EventKind, run: &Run) -> Result<Vec<codelia_store::Event>> {
-        let events = self.cluster.store.event_list(&"a".parse()?, Some(kind), None, 100).await?;
+    async fn events(&self, kind: EventKind, run: &Run) -> Result<Vec<RecordedEvent>> {
+        let events = recorded_events(&self.cluster.store, &"a".parse()?, Some(kind)).await?;
         let is_about =
-            |event: &codelia_store::Event| event.subject.run.is_some_and(|id| id.to_string() == run.run_id);
+            |event: &RecordedEvent| event.subject.run.is_some_and(|id| id.to_string() == run.run_id);
         Ok(events.into_iter().filter(is_about).collect())
     }
 }
@@ -197,12 +199,14 @@ async fn host_network_needs_approval_each_time_in_mode_container() -> Result<()>
 /// Sets the widest network of the tenant.
 async fn set_network(operator: &Client, mode: NetworkMode) -> Result<()> {
     let network = NetworkPolicy { mode: mode.into(), ..NetworkPolicy::default() };
-    let request = SetTenantPolicyRequest {
-        name: "tenants/a".into(),
+    let request = SetScopePolicyRequest {
+        scope: PolicyScope::Organisation.into(),
+        name: "a".into(),
         policy: Some(Policy { network: Some(network), ..Policy::default() }),
         reason: "a test".into(),
+        expected_version: None,
     };
-    operator.operator().set_tenant_policy(request).await?;
+    operator.policies().set_scope_policy(request).await?;
     Ok(())
 }
 
@@ -347,7 +351,7 @@ async fn less_isolation_needs_permission_and_approval() -> Result<()> {
     let status = start(caller, SandboxMode::Logical).await.expect_err("not permitted any more");
     assert_eq!(refusal(&status).reason, "ISOLATION_FLOOR", "{status:?}");
     let tenant = "a".parse()?;
-    let set = setup.cluster.store.event_list(&tenant, Some(EventKind::IsolationFloorSet), None, 100).await?;
+    let set = recorded_events(&setup.cluster.store, &tenant, Some(EventKind::IsolationFloorSet)).await?;
     let asked: Vec<Value> = set.into_iter().map(|event| event.body.detail["ask"].clone()).collect();
     assert!(asked.contains(&"LEVEL_0".into()), "{asked:?}");
     setup.cluster.end().await

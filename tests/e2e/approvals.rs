@@ -288,10 +288,10 @@ async fn run_and_watcher_survive_api_restart() -> Result<()> {
     let transcript = setup.caller.watch_to_end(&held.run, 0).await?;
     assert_eq!(transcript.stdout_text(), "after restart\n");
     eventually("the watcher shows the decision", || async {
-        cli.printed().contains("\"state\":\"allowed\"").then_some(())
+        cli.printed().contains("APPROVAL_STATE_ALLOWED").then_some(())
     })
     .await;
-    let pending = format!("\"approval_id\":\"{}\"", held.approval_id);
+    let pending = format!("\"approvalId\":\"{}\"", held.approval_id);
     assert_eq!(
         cli.printed().matches(&pending).count(),
         2,
@@ -340,7 +340,7 @@ async fn command_line_lists_and_decides() -> Result<()> {
     let json: serde_json::Value = serde_json::from_str(&json.stdout)?;
     assert_eq!(
         (json[0]["state"].as_str(), json[0]["kind"].as_str()),
-        (Some("pending"), Some("network_proxy"))
+        (Some("APPROVAL_STATE_PENDING"), Some("APPROVAL_KIND_NETWORK_PROXY"))
     );
 
     let allowed =

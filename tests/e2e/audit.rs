@@ -251,7 +251,7 @@ async fn follow_and_export_miss_nothing() -> Result<()> {
     let ids = |text: &str| -> Result<Vec<String>> {
         let ids = text.lines().map(|line| -> Result<String> {
             let event: serde_json::Value = serde_json::from_str(line)?;
-            Ok(event["event_id"].as_str().context("an id")?.to_owned())
+            Ok(event["eventId"].as_str().context("an id")?.to_owned())
         });
         ids.collect()
     };

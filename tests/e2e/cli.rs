@@ -72,16 +72,12 @@ async fn json_output_is_only_the_run_record() -> Result<()> {
     assert_eq!(done.code, Some(3));
     assert_eq!(done.stderr, "out\n");
     let record: Value = serde_json::from_str(&done.stdout)?;
-    for key in
-        ["run_id", "session_id", "worker_id", "sandbox_root", "setup_ns", "usage", "receipt", "outcome"]
-    {
+    for key in ["runId", "sessionId", "workerId", "sandboxRoot", "setupTime", "usage", "receipt"] {
         assert!(record.get(key).is_some_and(|value| !value.is_null()), "{key} in {record}");
     }
-    assert_eq!(record["exit_code"], 3);
-    assert_eq!(record["sandbox_mode"], "logical");
-    assert!(record["violations"].is_array());
-    assert!(record["setup_ns"].is_u64() && record["usage"]["wall_ns"].is_u64(), "{record}");
-    assert!(record["create_time"].as_str().is_some_and(|time| time.contains('.')), "{record}");
+    assert_eq!((&record["exitCode"], &record["outcome"]["exited"]), (&3.into(), &3.into()));
+    assert_eq!((&record["mode"], &record["isolation"]), (&"SANDBOX_MODE_LOGICAL".into(), &"none".into()));
+    assert!(record["createTime"].as_str().is_some_and(|time| time.contains('.')), "{record}");
     cluster.end().await
 }
 
@@ -155,11 +151,11 @@ async fn cli_manages_tenants_keys_and_workers() -> Result<()> {
     assert!(below.code != Some(0) && below.stderr.contains("codelia tenants floor"), "{below:?}");
     let floor = ["tenants", "floor", "team-7", "LEVEL_0", "--reason", "trusted", "--json"];
     let decided: Value = serde_json::from_str(&codelia(&cluster, &operator, &floor).await?.stdout)?;
-    assert_eq!(decided["isolation_floor"]["level"], "LEVEL_0", "{decided}");
+    assert_eq!(decided["isolationFloor"]["level"], "ISOLATION_LEVEL_0", "{decided}");
     assert_eq!(codelia(&cluster, &member, &["run", "--", "true"]).await?.code, Some(0));
     let workers = codelia(&cluster, &operator, &["workers", "list", "--json"]).await?;
     let workers: Value = serde_json::from_str(&workers.stdout)?;
-    assert_eq!(workers[0]["worker_id"], "worker-0", "{workers}");
+    assert_eq!(workers[0]["workerId"], "worker-0", "{workers}");
     assert_ne!(codelia(&cluster, &member, &["workers", "list"]).await?.code, Some(0));
     cluster.end().await
 }

@@ -18,7 +18,7 @@ async fn sandbox_keys_work_by_name() -> Result<()> {
         ("CODELIA_SANDBOX_MODE", "logical"),
         ("CODELIA_SANDBOX_ROOT", root),
         ("CODELIA_SANDBOX_TTL_SECONDS", "77"),
-        ("CODELIA_SANDBOX_NETWORK", "enabled"),
+        ("CODELIA_SANDBOX_NETWORK", "proxy"),
         ("CODELIA_SANDBOX_CPU_LIMIT", "0.5"),
         ("CODELIA_SANDBOX_MEMORY_LIMIT_MB", "64"),
     ];
@@ -74,7 +74,7 @@ async fn invalid_settings_stop_startup_and_are_named() -> Result<()> {
 async fn config_show_names_sources_and_hides_secrets() -> Result<()> {
     let cluster = Cluster::start_with(nothing_started()).await?;
     let file = cluster.directory().join("codelia.toml");
-    std::fs::write(&file, "[sandbox]\nttl_seconds = 55\ncpu_limit = 0.5\n[worker]\nslots = 3\n")?;
+    std::fs::write(&file, "[sandbox]\nttl = \"55s\"\ncpu_limit = 0.5\n[worker]\nslots = 3\n")?;
     let mut command = cluster.command("config", "shown")?;
     command
         .args(["show", "--json"])
@@ -87,7 +87,7 @@ async fn config_show_names_sources_and_hides_secrets() -> Result<()> {
     assert!(!done.stdout.contains("open-sesame"), "{}", done.stdout);
     let shown: Value = serde_json::from_str(&done.stdout)?;
     let text = shown.to_string();
-    for wanted in ["worker.slots", "CODELIA_WORKER_SLOTS", "sandbox.ttl_seconds", "codelia.toml"] {
+    for wanted in ["worker.slots", "CODELIA_WORKER_SLOTS", "sandbox.ttl", "codelia.toml"] {
         assert!(text.contains(wanted), "{wanted} is missing in {text}");
     }
     cluster.end().await

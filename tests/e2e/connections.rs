@@ -118,7 +118,7 @@ async fn wrong_key_is_refused_before_the_request_is_read() -> Result<()> {
 
 #[tokio::test]
 async fn unfinished_message_times_out() -> Result<()> {
-    let cluster = Cluster::start_with(with_settings(&[("CODELIA_API_MESSAGE_TIMEOUT_SECONDS", "1")])).await?;
+    let cluster = Cluster::start_with(with_settings(&[("CODELIA_API_MESSAGE_TIMEOUT", "1s")])).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let caller = Http2::connect("127.0.0.1", &cluster.apis[0].address).await?;
@@ -146,11 +146,11 @@ async fn silent_connections_are_closed_on_every_port() -> Result<()> {
     let path = |file: &str| cluster.directory().join(file).display().to_string();
     let (certificate, key) = (path("api.pem"), path("api.key"));
     let quick = [
-        ("CODELIA_API_FIRST_REQUEST_TIMEOUT_SECONDS", "1"),
-        ("CODELIA_API_IDLE_TIMEOUT_SECONDS", "1"),
-        ("CODELIA_WORKER_FIRST_REQUEST_TIMEOUT_SECONDS", "1"),
-        ("CODELIA_WORKER_IDLE_TIMEOUT_SECONDS", "1"),
-        ("CODELIA_METRICS_REQUEST_TIMEOUT_SECONDS", "1"),
+        ("CODELIA_API_FIRST_REQUEST_TIMEOUT", "1s"),
+        ("CODELIA_API_IDLE_TIMEOUT", "1s"),
+        ("CODELIA_WORKER_FIRST_REQUEST_TIMEOUT", "1s"),
+        ("CODELIA_WORKER_IDLE_TIMEOUT", "1s"),
+        ("CODELIA_METRICS_REQUEST_TIMEOUT", "1s"),
     ];
     cluster.add_worker_with(&[&quick[..], &[("CODELIA_METRICS_LISTEN", &worker_metrics)]].concat()).await?;
     cluster.add_api_with(&[&quick[..], &[("CODELIA_METRICS_LISTEN", &metrics)]].concat()).await?;
@@ -228,7 +228,7 @@ async fn idle_connections_leave_descriptors_for_commands() -> Result<()> {
         .context("this test opens many connections")?;
     let place = Up::new()?;
     let mut command = place.up_command();
-    command.args(["--mode", "logical"]).env("CODELIA_API_FIRST_REQUEST_TIMEOUT_SECONDS", "600");
+    command.args(["--mode", "logical"]).env("CODELIA_API_FIRST_REQUEST_TIMEOUT", "600s");
     let limited = Process::limit_open_files(&command, OPEN_FILES);
     let mut up = Process::start("up", limited, place.directory())?;
     let ready = up.ready().await?;
@@ -288,7 +288,7 @@ async fn open_calls_of_a_key_are_limited() -> Result<()> {
     let limits = [
         ("CODELIA_API_MAX_CALLS_PER_KEY", "5"),
         ("CODELIA_API_MAX_WATCHES_PER_KEY", "3"),
-        ("CODELIA_API_MAX_REQUEST_MB_PER_KEY", "9"),
+        ("CODELIA_API_MAX_REQUEST_SIZE_PER_KEY", "9 MiB"),
     ];
     let cluster = Cluster::start_with(with_settings(&limits)).await?;
     let client = cluster.tenant("a").await?;
@@ -315,7 +315,7 @@ async fn open_calls_of_a_key_are_limited() -> Result<()> {
         (refused.code(), refusal(&refused).reason.as_str()),
         (Code::ResourceExhausted, "TOO_MANY_CALLS")
     );
-    assert!(refused.message().contains("max_request_mb_per_key"), "{refused}");
+    assert!(refused.message().contains("max_request_size_per_key"), "{refused}");
 
     // The control: another key of the tenant has its own limits.
     let other = client.with_secret(&cluster.key("a", &[Scope::Run]).await?)?;

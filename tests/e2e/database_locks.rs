@@ -71,13 +71,13 @@ async fn release(mut connection: PgConnection) -> Result<()> {
 }
 
 async fn lease_losses(cluster: &Cluster) -> Result<i64> {
-    cluster.database.number("SELECT count(*) FROM events WHERE kind = 'WORKER_FENCED'").await
+    cluster.database.number("SELECT count(*) FROM audit WHERE kind = 'WORKER_FENCED'").await
 }
 
 #[tokio::test]
 async fn slow_lists_cost_neighbour_nothing() -> Result<()> {
-    const HOUR: &str = "3600000";
-    let patient = [("CODELIA_DATABASE_READ_TIMEOUT_MS", HOUR), ("CODELIA_DATABASE_LOCK_TIMEOUT_MS", HOUR)];
+    const HOUR: &str = "1h";
+    let patient = [("CODELIA_DATABASE_READ_TIMEOUT", HOUR), ("CODELIA_DATABASE_LOCK_TIMEOUT", HOUR)];
     let slow = SlowLists::new(&patient).await?;
     let cluster = &slow.cluster;
     let (lister, neighbour) = (cluster.tenant("a").await?, cluster.tenant("b").await?);
@@ -142,7 +142,7 @@ async fn lock_on_runs_costs_no_lease() -> Result<()> {
 
 #[tokio::test]
 async fn slow_list_is_cut_with_remedy() -> Result<()> {
-    let slow = SlowLists::new(&[("CODELIA_DATABASE_READ_TIMEOUT_MS", "200")]).await?;
+    let slow = SlowLists::new(&[("CODELIA_DATABASE_READ_TIMEOUT", "200ms")]).await?;
     let client = slow.cluster.tenant("a").await?;
     let error = list(&client).await.err().context("the list is cut")?;
     let refusal = refusal(&error);

@@ -48,7 +48,7 @@ fn images(cluster: &Cluster) -> Result<Vec<String>> {
     for worker in &cluster.workers {
         for entry in fs::read_dir(worker.root.join("images"))? {
             let name = entry?.file_name().to_string_lossy().into_owned();
-            found.extend(Some(name).filter(|name| !name.starts_with("template-")));
+            found.extend(Some(name).filter(|name| !name.starts_with("blank-")));
         }
     }
     Ok(found)

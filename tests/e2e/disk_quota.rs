@@ -8,7 +8,7 @@ use codelia_proto::v1::{
     WriteFileOpen, WriteFileRequest, outcome::Kind, write_file_request,
 };
 use codelia_store::{EventKind, Quotas};
-use codelia_tests::{Client, Cluster, ClusterOptions, Exec, eventually, refusal, shell};
+use codelia_tests::{Client, Cluster, ClusterOptions, Exec, eventually, recorded_events, refusal, shell};
 use futures::future::try_join_all;
 use rustix::process::Signal;
 use tonic::{Code, Status};
@@ -38,7 +38,7 @@ async fn remove(client: &Client, session: &str, path: &str) -> Result<(), Status
 
 /// Kind, field and percent of the tenant's events about quotas, oldest first.
 async fn quota_events(cluster: &Cluster, tenant: &str) -> Result<Vec<(EventKind, i64)>> {
-    let events = cluster.store.event_list(&tenant.parse()?, None, None, 1000).await?;
+    let events = recorded_events(&cluster.store, &tenant.parse()?, None).await?;
     let of_quota = events.into_iter().rev().filter(|event| {
         let is_limit = matches!(event.body.kind, EventKind::LimitNear | EventKind::LimitReached);
         is_limit && event.body.field.as_deref() == Some("quotas.disk_bytes")
@@ -171,12 +171,12 @@ async fn session_shows_what_its_files_use() -> Result<()> {
 
     let shown = cluster.cli(&client, &["session", "show", &session.session_id, "--json"]).output()?;
     let shown: serde_json::Value = serde_json::from_slice(&shown.stdout)?;
-    assert_eq!(shown["disk"]["used_bytes"], disk.used_bytes);
+    assert_eq!(shown["disk"]["usedBytes"], disk.used_bytes.to_string());
     let me = cluster.cli(&client, &["whoami", "--json"]).output()?;
     let me: serde_json::Value = serde_json::from_slice(&me.stdout)?;
     assert_eq!(
-        (&me["usage"]["disk_bytes"], &me["quotas"]["disk_bytes"]),
-        (&disk.used_bytes.into(), &(100 * 1024 * MIB).into())
+        (&me["tenant"]["usage"]["diskBytes"], &me["tenant"]["quotas"]["diskBytes"]),
+        (&disk.used_bytes.to_string().into(), &(100 * 1024 * MIB).to_string().into())
     );
     remove(&client, &session.name, "three").await?;
     eventually("the usage falls", || async {
@@ -197,7 +197,7 @@ async fn session_crosses_its_limit_once() -> Result<()> {
     let filled = client.exec(&session.name, FILL).await?;
     assert_eq!(filled.outcome(), Kind::Limit(LimitExceeded { resource: "disk_bytes".into() }));
     let events = eventually("both events are recorded", || async {
-        let events = cluster.store.event_list(&"a".parse().ok()?, None, None, 100).await.ok()?;
+        let events = recorded_events(&cluster.store, &"a".parse().ok()?, None).await.ok()?;
         let of_limit: Vec<_> = events
             .iter()
             .rev()
@@ -223,7 +223,7 @@ async fn reserve_of_worker_bites() -> Result<()> {
     first.signal(Signal::TERM)?;
     first.exited().await?;
     // More than any disk has.
-    cluster.restart_worker_with(0, &[("CODELIA_WORKER_DISK_RESERVE_MB", "1000000000000")]).await?;
+    cluster.restart_worker_with(0, &[("CODELIA_WORKER_DISK_RESERVE", "1000000 TiB")]).await?;
     eventually("the worker reports that it is short", || async {
         let workers = operator.admin().list_workers(ListWorkersRequest::default()).await.ok()?.into_inner();
         let disk = workers.workers.first()?.disk?;
@@ -232,7 +232,7 @@ async fn reserve_of_worker_bites() -> Result<()> {
     .await;
     let refused = client.exec(&session.name, "true").await?.outcome();
     assert!(matches!(&refused, Kind::Refused(it) if it.reason == "DISK_FULL"), "{refused:?}");
-    assert!(matches!(&refused, Kind::Refused(it) if it.message.contains("disk_reserve_mb")), "{refused:?}");
+    assert!(matches!(&refused, Kind::Refused(it) if it.message.contains("disk_reserve")), "{refused:?}");
     let put = refusal(&client.put(&session.name, "more", "text").await.expect_err("no space"));
     assert_eq!((put.code, put.reason.as_str()), (Code::ResourceExhausted, "DISK_FULL"));
     assert_eq!(client.get(&session.name, "file").await?, "kept\n");

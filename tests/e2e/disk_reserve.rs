@@ -33,8 +33,8 @@ async fn cluster_on(disk: &SmallDisk, server: &LocalPostgres) -> Result<Cluster>
     let mut cluster = Cluster::start_on(Database::on(server).await?, options).await?;
     let ballast = free_bytes(disk)? - (RESERVE_MB + ROOM_MB) * MIB;
     fallocate(File::create(disk.path().join("ballast"))?, FallocateFlags::empty(), 0, ballast)?;
-    let (root, reserve) = (disk.path().join("root").display().to_string(), RESERVE_MB.to_string());
-    let settings = [("CODELIA_SANDBOX_ROOT", root.as_str()), ("CODELIA_WORKER_DISK_RESERVE_MB", &reserve)];
+    let (root, reserve) = (disk.path().join("root").display().to_string(), format!("{RESERVE_MB} MiB"));
+    let settings = [("CODELIA_SANDBOX_ROOT", root.as_str()), ("CODELIA_WORKER_DISK_RESERVE", &reserve)];
     cluster.add_worker_with(&settings).await?;
     Ok(cluster)
 }
@@ -49,7 +49,7 @@ async fn are_refused(client: &Client, session: &str) -> Result<()> {
     let refused = client.exec(session, "true").await?.outcome();
     let Kind::Refused(refused) = refused else { anyhow::bail!("{refused:?}") };
     ensure!(refused.reason == "DISK_FULL", "{refused:?}");
-    ensure!(refused.message.contains("disk_reserve_mb") && refused.message.contains("codelia rm"));
+    ensure!(refused.message.contains("disk_reserve") && refused.message.contains("codelia rm"));
     let put = client.put(session, "more", "text").await.err().context("no space")?;
     let put = refusal(&put);
     ensure!((put.code, put.reason.as_str()) == (Code::ResourceExhausted, "DISK_FULL"), "{put:?}");

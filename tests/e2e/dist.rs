@@ -13,10 +13,11 @@ use codelia_tests::{Program, Scratch, available};
 use serde_json::Value;
 
 /// One of each kind of file that an installation needs.
-const FILES: [&str; 17] = [
+const FILES: [&str; 18] = [
     "bin/codelia",
     "bin/codelia-init",
     "share/man/man1/codelia.1",
+    "share/man/man1/codelia-session-create.1",
     "share/bash-completion/completions/codelia",
     "share/zsh/site-functions/_codelia",
     "share/fish/vendor_completions.d/codelia.fish",

@@ -1,4 +1,5 @@
-//! The documents agree with the repository: paths and tests that they name exist, and lines wrap.
+//! The documents agree with the repository: links resolve, paths and tests that they name exist, and
+//! lines wrap.
 //! Each check has a control with made-up input that it must reject.
 
 use std::{
@@ -20,6 +21,16 @@ const TEST_ROOTS: [(&str, &str); 7] = [
     ("conformance", "crates/backends/tests/conformance"),
     ("filter", "crates/backends/tests/filter"),
     ("egress", "crates/egress/tests/proxy"),
+];
+
+/// Where sources may name documents, and the extension of their files.
+const SOURCES: [(&str, &str); 6] = [
+    ("crates", "rs"),
+    ("tests", "rs"),
+    ("benches", "rs"),
+    ("migrations", "sql"),
+    ("proto", "proto"),
+    ("deploy", "yaml"),
 ];
 
 /// Macros that generate a test from each name they are given.
@@ -129,12 +140,66 @@ fn long_lines(text: &str) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// Returns all Rust files below a directory.
-fn rust_files(dir: &Path) -> Vec<PathBuf> {
+/// Returns all files with an extension below a directory, without what was built there.
+fn files_below(dir: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let (dirs, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
-    let here = files.into_iter().filter(|path| path.extension().is_some_and(|ending| ending == "rs"));
-    here.chain(dirs.iter().flat_map(|dir| rust_files(dir))).collect()
+    let here = files.into_iter().filter(|path| path.extension().is_some_and(|ending| ending == extension));
+    let dirs = dirs.iter().filter(|dir| !dir.ends_with("target"));
+    here.chain(dirs.flat_map(|dir| files_below(dir, extension))).collect()
+}
+
+/// Returns the documents, as paths in the repository.
+fn documents() -> Result<Vec<PathBuf>> {
+    let top = fs::read_dir(repository())?.flatten().map(|entry| entry.path());
+    let top = top.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
+    let below = ["docs", "deploy"].map(|dir| files_below(&repository().join(dir), "md"));
+    let all = top.chain(below.into_iter().flatten());
+    all.map(|path| Ok(path.strip_prefix(repository())?.to_owned())).collect()
+}
+
+/// Returns the targets of links in a document, without those to the web.
+fn links(text: &str) -> Vec<&str> {
+    let lines = prose(text);
+    let inline = lines.iter().flat_map(|(_, line)| line.split("](").skip(1));
+    let inline = inline.map(|rest| rest.split(')').next().unwrap_or_default());
+    let definitions = lines.iter().filter(|(_, line)| line.starts_with('['));
+    let definitions = definitions.filter_map(|(_, line)| Some(line.split_once("]: ")?.1));
+    inline.chain(definitions).filter(|link| !link.contains(':')).collect()
+}
+
+/// Returns the anchor of a heading, as forges make it.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
+}
+
+fn has_anchor(text: &str, wanted: &str) -> bool {
+    let headings = prose(text).into_iter().filter(|(_, line)| line.starts_with('#'));
+    headings.into_iter().any(|(_, line)| anchor(line.trim_start_matches('#')) == wanted)
+}
+
+/// Returns the links of a document to files or headings that do not exist.
+fn broken_links(document: &Path, text: &str) -> Vec<String> {
+    let resolves = |link: &&str| {
+        let (path, fragment) = link.split_once('#').unwrap_or((link, ""));
+        let target = match path {
+            "" => repository().join(document),
+            path => repository().join(document.parent().unwrap_or(document)).join(path),
+        };
+        let holds_anchor = || fs::read_to_string(&target).is_ok_and(|text| has_anchor(&text, fragment));
+        target.exists() && (fragment.is_empty() || holds_anchor())
+    };
+    links(text).into_iter().filter(|link| !resolves(link)).map(str::to_owned).collect()
+}
+
+/// Returns the documents that a source names and that do not exist.
+fn missing_documents(source: &str) -> Vec<String> {
+    let is_in_path = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.');
+    let words =
+        source.split("docs/").skip(1).map(|rest| rest.chars().take_while(is_in_path).collect::<String>());
+    let names = words.map(|word| format!("docs/{}", word.trim_end_matches('.')));
+    names.filter(|name| name.ends_with(".md") && !repository().join(name).exists()).collect()
 }
 
 /// Returns the module path of a file, such as `files::links`.
@@ -185,7 +250,7 @@ fn all_tests() -> Result<BTreeSet<String>> {
     }
     let mut tests = BTreeSet::new();
     for (name, root) in roots {
-        for file in rust_files(&root) {
+        for file in files_below(&root, "rs") {
             let module = [name.as_str(), &module_of(&root, &file)].join("::");
             let found = tests_in(&fs::read_to_string(&file)?);
             tests.extend(found.iter().map(|test| format!("{}::{test}", module.trim_end_matches("::"))));
@@ -195,21 +260,22 @@ fn all_tests() -> Result<BTreeSet<String>> {
 }
 
 /// Returns the test names in a text that do not exist. `module` and `module::*` name all tests of a
-/// module, and a bare name of four words or more names a test in any module.
+/// module, `module::{one, two}` names two of them, and a bare name of four words or more names a test
+/// in any module.
 fn missing_tests(text: &str, tests: &BTreeSet<String>) -> Vec<String> {
-    let exists = |word: &&str| match word.strip_suffix("::*").unwrap_or(word) {
+    let exists = |word: &str| match word.strip_suffix("::*").unwrap_or(word) {
         path if path.contains("::") => {
             tests.contains(path) || tests.iter().any(|test| test.starts_with(&format!("{path}::")))
         }
         name => tests.iter().any(|test| test.ends_with(&format!("::{name}"))),
     };
-    let is_test = |word: &&str| {
-        let name = word.strip_suffix("::*").unwrap_or(word);
+    let is_test = |word: &String| {
+        let name = word.strip_suffix("::*").unwrap_or(word.as_str());
         let is_path = name.contains("::") && name.split("::").all(is_name);
         is_path || (is_name(name) && name.matches('_').count() >= 3)
     };
-    let words = inline_code(text).into_iter().filter(is_test);
-    words.filter(|word| !exists(word)).map(str::to_owned).collect()
+    let words = inline_code(text).into_iter().flat_map(|word| expand(&word.replace(", ", ",")));
+    words.filter(is_test).filter(|word| !exists(word)).collect()
 }
 
 #[test]
@@ -219,7 +285,7 @@ fn paths_in_documents_exist() -> Result<()> {
     let control = ["api/src/no_such.rs", "policy/src/absent.rs", "store/src/<table>.nope", "docs/absent.md"];
     assert_eq!(missing_paths(bad), control, "the control");
     let good =
-        "`policy/src/{limits,merge}.rs` `store/src/<table>.rs` `scripts/*` `tests/e2e/` `no/path` `a/b c`";
+        "`policy/src/{limits,layout}.rs` `store/src/<table>.rs` `scripts/*` `tests/e2e/` `no/path` `a/b c`";
     assert_eq!(missing_paths(good), Vec::<String>::new(), "the control");
     let architecture = read("docs/architecture.md")?;
     let conformance = requirement_cells(&read("docs/conformance.md")?).join("\n");
@@ -237,12 +303,20 @@ fn paths_in_documents_exist() -> Result<()> {
     Ok(())
 }
 
+/// Returns the test names in a document that do not exist: those that start with one of [`TEST_ROOTS`].
+fn missing_root_tests(text: &str, tests: &BTreeSet<String>) -> Vec<String> {
+    let roots = TEST_ROOTS.map(|(name, _)| format!("{name}::"));
+    let is_rooted = |name: &String| roots.iter().any(|root| name.starts_with(root));
+    missing_tests(text, tests).into_iter().filter(is_rooted).collect()
+}
+
 #[test]
 fn tests_named_in_conformance_exist() -> Result<()> {
     let tests = all_tests()?;
     assert!(tests.len() > 400, "only {} tests found", tests.len());
-    let bad = "`e2e::tls::no_such_test` `e2e::absent::*` `conformance::absent` `no_test_of_this_name`";
-    let control = ["e2e::tls::no_such_test", "e2e::absent::*", "conformance::absent", "no_test_of_this_name"];
+    let bad = "`e2e::documents::{paths_in_documents_exist, absent}` `e2e::absent::*` `conformance::absent` \
+               `no_test_of_this_name`";
+    let control = ["e2e::documents::absent", "e2e::absent::*", "conformance::absent", "no_test_of_this_name"];
     assert_eq!(missing_tests(bad, &tests), control, "the control");
     let good =
         "`e2e::documents::paths_in_documents_exist` `e2e::files::*` `conformance::limits::memory_is_limited`";
@@ -250,6 +324,21 @@ fn tests_named_in_conformance_exist() -> Result<()> {
     let named = requirement_cells(&read("docs/conformance.md")?).join("\n");
     let missing = missing_tests(&named, &tests);
     assert!(missing.is_empty(), "docs/conformance.md names tests that do not exist: {missing:#?}");
+    Ok(())
+}
+
+#[test]
+fn tests_named_in_documents_exist() -> Result<()> {
+    let tests = all_tests()?;
+    let text = "`e2e::documents::absent` `store::absent` `limits.absent_key_of_policy` `e2e::files::*`";
+    assert_eq!(missing_root_tests(text, &tests), ["e2e::documents::absent"], "the control");
+    let mut missing = Vec::new();
+    for document in documents()? {
+        let text = fs::read_to_string(repository().join(&document))?;
+        let name = document.display();
+        missing.extend(missing_root_tests(&text, &tests).iter().map(|test| format!("{name}: {test}")));
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
     Ok(())
 }
 
@@ -280,19 +369,57 @@ fn documents_wrap_at_100_columns() -> Result<()> {
     let control =
         format!("{long}\n| {long} |\n```\n{long}\n```\n[a]({long})\n{}\n{long}", "ä".repeat(MAX_COLUMNS));
     assert_eq!(long_lines(&control), [(1, 101), (8, 101)], "the control");
-    let mut documents = vec!["README.md".to_owned(), "CONTRIBUTING.md".to_owned()];
-    for entry in fs::read_dir(repository().join("docs"))?.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".md") {
-            documents.push(format!("docs/{name}"));
-        }
-    }
     let mut wrong = Vec::new();
-    for document in &documents {
-        let lines = long_lines(&read(document)?);
-        wrong
-            .extend(lines.into_iter().map(|(number, width)| format!("{document}:{number}: {width} columns")));
+    for document in documents()? {
+        let lines = long_lines(&fs::read_to_string(repository().join(&document))?);
+        let name = document.display();
+        wrong.extend(lines.into_iter().map(|(number, width)| format!("{name}:{number}: {width} columns")));
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+    Ok(())
+}
+
+#[test]
+fn documents_of_every_folder_are_checked() -> Result<()> {
+    let documents = documents()?;
+    for expected in ["README.md", "docs/policy.md", "docs/operations/disk.md", "deploy/systemd/README.md"] {
+        assert!(documents.contains(&PathBuf::from(expected)), "{expected}");
+    }
+    Ok(())
+}
+
+#[test]
+fn links_in_documents_resolve() -> Result<()> {
+    let text = "[a](operations/disk.md#reserve) [b](operations/absent.md) [c](operations/disk.md#absent)\n\
+                [d](https://example.com) [e](#operations) [f](#absent) [g](../deploy)\n\
+                [h]: absent.md\n```\n[i](absent.md)\n```\n";
+    let control = ["operations/absent.md", "operations/disk.md#absent", "#absent", "absent.md"];
+    assert_eq!(broken_links(Path::new("docs/operations.md"), text), control, "the control");
+    let mut broken = Vec::new();
+    for document in documents()? {
+        let text = fs::read_to_string(repository().join(&document))?;
+        let name = document.display();
+        broken.extend(broken_links(&document, &text).iter().map(|link| format!("{name}: {link}")));
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+    Ok(())
+}
+
+#[test]
+fn documents_named_in_sources_exist() -> Result<()> {
+    let text = "see docs/absent.md. `docs/policy.md`, docs/new.txt, docs/runbooks/{alert}.md";
+    assert_eq!(missing_documents(text), ["docs/absent.md"], "the control");
+    let (mut count, mut missing) = (0, Vec::new());
+    for (root, extension) in SOURCES {
+        let files = files_below(&repository().join(root), extension);
+        for file in files.iter().filter(|file| !file.ends_with("e2e/documents.rs")) {
+            let source = fs::read_to_string(file)?;
+            count += source.matches("docs/").count();
+            missing
+                .extend(missing_documents(&source).iter().map(|name| format!("{}: {name}", file.display())));
+        }
+    }
+    assert!(count > 20, "only {count} names found");
+    assert!(missing.is_empty(), "{missing:#?}");
     Ok(())
 }

@@ -89,7 +89,7 @@ async fn drain_wait_returns_when_worker_is_empty() -> Result<()> {
     let done = done?;
     assert!(done.code == Some(0) && done.stderr.contains("1 sessions"), "{done:?}");
     let worker: serde_json::Value = serde_json::from_str(&done.stdout)?;
-    assert!(worker["sessions"] == 0 && worker["state"] == "draining", "{worker}");
+    assert!(worker["sessions"].is_null() && worker["state"] == "WORKER_STATE_DRAINING", "{worker}");
     assert_eq!(operator.watch_to_end(&run.name, 0).await?.outcome(), Kind::Exited(4));
     let undrain = Process::finish(cluster.cli(&operator, &["workers", "undrain", "worker-0"]), b"").await?;
     assert_eq!(undrain.code, Some(0));

@@ -129,7 +129,7 @@ async fn contexts_select_the_server() -> Result<()> {
     let shown = call(&["context", "show", "--json"]).await?;
     let shown: Value = serde_json::from_str(&shown.stdout)?;
     assert_eq!(
-        (&shown["endpoint"], &shown["key_from"]),
+        (&shown["endpoint"], &shown["keyFrom"]),
         (&client.endpoint.as_str().into(), &"context here".into())
     );
 

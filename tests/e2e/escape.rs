@@ -15,8 +15,11 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{outcome::Kind, *};
-use codelia_store::{Event, EventKind};
-use codelia_tests::{Client, Cluster, ClusterOptions, Process, Scratch, eventually, is_root, refusal, shell};
+use codelia_store::EventKind;
+use codelia_tests::{
+    Client, Cluster, ClusterOptions, Process, RecordedEvent, Scratch, eventually, is_root, recorded_events,
+    refusal, shell,
+};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -211,8 +214,8 @@ async fn each_indicator_is_answered(mode: &'static str) -> Result<()> {
     cluster.end().await
 }
 
-async fn events(cluster: &Cluster, kind: EventKind) -> Result<Vec<Event>> {
-    Ok(cluster.store.event_list(&"a".parse()?, Some(kind), None, 100).await?)
+async fn events(cluster: &Cluster, kind: EventKind) -> Result<Vec<RecordedEvent>> {
+    recorded_events(&cluster.store, &"a".parse()?, Some(kind)).await
 }
 
 /// An attack of a tool of its own, in a session of its own.
@@ -312,7 +315,8 @@ impl Tried<'_> {
         let printed =
             Process::finish(self.cluster.cli(self.client, &["trace", "--json", &run.run_id]), b"").await?;
         let printed: Value = serde_json::from_str(&printed.stdout)?;
-        assert_eq!(printed["detail"]["trace"], *trace, "as it was sent");
+        let detail: Value = serde_json::from_str(printed["detail"].as_str().context("detail")?)?;
+        assert_eq!(detail["trace"], *trace, "as it was sent");
         Ok(())
     }
 

@@ -54,10 +54,9 @@ async fn history(operator: &Client) -> Result<Vec<Flag>> {
     Ok(operator.flags().list_flag_history(request).await?.into_inner().flags)
 }
 
-const SET: &str = "SELECT count(*) FROM events WHERE kind = 'FLAG_SET' AND key_id IS NOT NULL";
-const ROLLED_BACK: &str =
-    "SELECT count(*) FROM events WHERE kind = 'FLAG_ROLLED_BACK' AND key_id IS NOT NULL";
-const TRIPPED: &str = "SELECT count(*) FROM events WHERE kind = 'FLAG_GUARD_TRIPPED'";
+const SET: &str = "SELECT count(*) FROM audit WHERE kind = 'FLAG_SET' AND key_id IS NOT NULL";
+const ROLLED_BACK: &str = "SELECT count(*) FROM audit WHERE kind = 'FLAG_ROLLED_BACK' AND key_id IS NOT NULL";
+const TRIPPED: &str = "SELECT count(*) FROM audit WHERE kind = 'FLAG_GUARD_TRIPPED'";
 
 /// Creates sessions through all clients at once, runs a command in each, and returns them.
 async fn load(clients: &[Client], count: usize) -> Result<Vec<Session>> {
@@ -281,7 +280,7 @@ async fn operator_sets_and_rolls_back_flags_by_command_line() -> Result<()> {
     codelia(&["flags", "rollback", "canary", "--reason", "too fast"]).await?;
     let shown: serde_json::Value =
         serde_json::from_str(&codelia(&["flags", "show", "canary", "--json"]).await?)?;
-    assert_eq!((&shown["rule"]["percent"], &shown["origin_revision"]), (&10.into(), &1.into()), "{shown}");
+    assert_eq!((&shown["rule"]["percent"], &shown["originRevision"]), (&10.into(), &"1".into()), "{shown}");
     codelia(&["flags", "rollback", "canary", "--reason", "stop"]).await?;
     let past = codelia(&["flags", "history", "canary"]).await?;
     assert!(past.lines().count() == 5 && past.contains("off") && past.contains("too fast"), "{past}");

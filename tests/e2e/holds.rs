@@ -6,7 +6,7 @@ use codelia_proto::v1::{
     ApplyChangesRequest, ChangesState, DiscardChangesRequest, Run, StartRunRequest, TransactionMode, outcome,
 };
 use codelia_store::EventKind;
-use codelia_tests::{Client, Cluster, ClusterOptions, Process, eventually, refusal, shell};
+use codelia_tests::{Client, Cluster, ClusterOptions, Process, eventually, recorded_events, refusal, shell};
 use rustix::process::Signal;
 use tonic::{Code, Status};
 
@@ -74,7 +74,7 @@ async fn kill_worker(cluster: &mut Cluster) -> Result<()> {
 
 /// How many decisions are recorded: by a key, and because of the time.
 async fn decisions(cluster: &Cluster) -> Result<(usize, usize)> {
-    let events = cluster.store.event_list(&"a".parse()?, Some(EventKind::ChangesDecided), None, 100).await?;
+    let events = recorded_events(&cluster.store, &"a".parse()?, Some(EventKind::ChangesDecided)).await?;
     let by_key = events.iter().filter(|event| event.subject.key.is_some()).count();
     Ok((by_key, events.len() - by_key))
 }
@@ -195,8 +195,12 @@ async fn cli_applies_and_discards_held_changes() -> Result<()> {
         let hold =
             ["run", "--json", "-s", "work", "--transactional", "--hold", "--", "sh", "-c", "date > file"];
         let record: serde_json::Value = serde_json::from_str(&codelia(&hold).await?.stdout)?;
-        ensure!(record["transaction"] == "hold" && record["changes"]["state"] == "held", "{record}");
-        let id = record["run_id"].as_str().context("run_id")?;
+        ensure!(
+            record["transaction"] == "TRANSACTION_MODE_HOLD"
+                && record["changes"]["state"] == "CHANGES_STATE_HELD",
+            "{record}"
+        );
+        let id = record["runId"].as_str().context("runId")?;
         let diff = codelia(&["diff", id]).await?;
         ensure!(diff.stdout.contains("file") && diff.stderr.contains("held: "), "{diff:?}");
         let busy = codelia(&["run", "-s", "work", "--", "true"]).await?;

@@ -64,11 +64,18 @@ async fn cli_shows_server_and_caller() -> Result<()> {
     };
     let info = json(&["info", "--json"]).await?;
     assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
-    assert!(info["max_limits"]["timeout_ns"].as_u64() > Some(0), "{info}");
+    assert!(info["maxLimits"]["timeout"].is_string(), "{info}");
     let caller = json(&["whoami", "--json"]).await?;
-    assert_eq!((&caller["tenant_id"], &caller["scopes"]), (&"a".into(), &serde_json::json!(["files"])));
-    assert!(caller["quotas"]["sessions"].is_number() && caller["usage"]["sessions"] == 0, "{caller}");
+    assert_eq!(
+        (&caller["tenant"]["tenantId"], &caller["key"]["scopes"]),
+        (&"a".into(), &serde_json::json!(["SCOPE_FILES"]))
+    );
+    let tenant = &caller["tenant"];
+    assert!(tenant["quotas"]["sessions"].is_string() && tenant["usage"].is_object(), "{caller}");
     let text = Process::finish(cluster.cli(&files_only, &["whoami"]), b"").await?;
-    assert!(text.stdout.lines().any(|line| line.starts_with("tenant_id") && line.ends_with('a')), "{text:?}");
+    assert!(
+        text.stdout.lines().any(|line| line.starts_with("tenant.tenantId") && line.ends_with('a')),
+        "{text:?}"
+    );
     cluster.end().await
 }

@@ -44,7 +44,7 @@ async fn expired_key_is_refused_by_reason() -> Result<()> {
     let create = ["keys", "create", "--scope", "run", "--expires-in", "1h", "--json"];
     let done = Process::finish(cluster.cli(&client, &create), b"").await?;
     let made: Value = serde_json::from_str(&done.stdout)?;
-    assert!(made["expire_time"].is_string(), "{made}");
+    assert!(made["key"]["expireTime"].is_string(), "{made}");
     cluster.end().await
 }
 

@@ -51,7 +51,7 @@ enum Ending {
     ByItself,
     Timeout,
     Cancel,
-    /// Kill a process that the worker or its engine started: a tool, the holder of a template, or init
+    /// Kill a process that the worker or its engine started: a tool, the holder of a zygote, or init
     /// in mode `logical`. The sandbox may not be complete yet.
     KillTool,
     KillInit,

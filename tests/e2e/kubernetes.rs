@@ -287,14 +287,15 @@ fn workers_have_time_to_drain() -> Result<()> {
             let pod = object.and_then(pod).context(name)?;
             let container = &pod["containers"][0];
             let settings = environment(container, &objects);
-            let seconds =
-                |name: &str| -> Result<u64> { Ok(settings.get(name).context("a setting")?.parse()?) };
-            let drain = seconds("CODELIA_WORKER_DRAIN_GRACE_SECONDS")?;
+            let seconds = |name: &str| -> Result<u64> {
+                Ok(settings.get(name).context("a setting")?.trim_end_matches('s').parse()?)
+            };
+            let drain = seconds("CODELIA_WORKER_DRAIN_GRACE")?;
             let before = container["lifecycle"]["preStop"]["sleep"]["seconds"].as_u64().unwrap_or(0);
             let grace = pod["terminationGracePeriodSeconds"].as_u64().context("a grace period")?;
             assert!(grace >= before + drain + 10, "{overlay}: {part}: {grace} s for {before} + {drain} s");
             if part == "worker" {
-                let longest = seconds("CODELIA_LIMITS_MAX_TIMEOUT_SECONDS")?;
+                let longest = seconds("CODELIA_LIMITS_MAX_TIMEOUT")?;
                 assert!(drain >= longest, "{overlay}: a run of {longest} s outlives a drain of {drain} s");
             }
         }

@@ -102,8 +102,8 @@ async fn sessions_are_filtered_by_labels() -> Result<()> {
         Ok(serde_json::from_str(&done.stdout)?)
     };
     let sessions = list(&["session", "list", "-l", "owner=me", "--json"]).await?;
-    assert_eq!((sessions.as_array().map(Vec::len), &sessions[0]["session_id"]), (Some(1), &mine.into()));
-    start(&client, &format!("sessions/{}", sessions[0]["session_id"].as_str().unwrap_or("")), &[("n", "1")])
+    assert_eq!((sessions.as_array().map(Vec::len), &sessions[0]["sessionId"]), (Some(1), &mine.into()));
+    start(&client, &format!("sessions/{}", sessions[0]["sessionId"].as_str().unwrap_or("")), &[("n", "1")])
         .await?;
     let runs = list(&["ps", "--all", "-l", "n=1", "--json"]).await?;
     assert_eq!((runs.as_array().map(Vec::len), &runs[0]["labels"]["n"]), (Some(1), &"1".into()));

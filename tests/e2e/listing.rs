@@ -162,7 +162,7 @@ async fn runs_with_large_environment_are_listed_as_summaries() -> Result<()> {
     assert_eq!(listed.code, Some(0), "{}", listed.stderr);
     let listed: Vec<Value> = serde_json::from_str(&listed.stdout)?;
     assert_eq!(listed.len(), RUNS + 1);
-    assert_eq!(listed[0]["command_truncated"], true);
+    assert_eq!(listed[0]["command"]["argvTruncated"], true);
     cluster.end().await
 }
 

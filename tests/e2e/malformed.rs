@@ -156,8 +156,7 @@ fn of_admin(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.InfoService.GetServerInfo" | "codelia.v1.InfoService.WhoAmI" => one(Vec::new()),
         "codelia.v1.AdminService.SetRetention" => {
             let time = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
-            let retention =
-                Retention { runs: time(700), output: time(600), events: time(700), audit: time(700) };
+            let retention = Retention { runs: time(700), output: time(600), audit: time(700) };
             one(SetRetentionRequest { name: tenant(), retention: Some(retention) }.encode_to_vec())
         }
         "codelia.v1.AdminService.SetMaxLimits" => {
@@ -169,38 +168,25 @@ fn of_admin(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
     })
 }
 
-/// Valid requests of the operator service.
+/// Valid requests about the tenants and runs of others.
 fn of_operator(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
     let run_id = ids.run.rsplit('/').next().unwrap_or_default();
     let tenant = || "tenants/operators".to_owned();
     let one = |request: Vec<u8>| vec![request];
     Some(match method {
-        "codelia.v1.OperatorService.SuspendTenant" => {
+        "codelia.v1.AdminService.SuspendTenant" => {
             one(SuspendTenantRequest { name: "tenants/nobody".into(), reason: "x".into() }.encode_to_vec())
         }
-        "codelia.v1.OperatorService.ResumeTenant" => {
+        "codelia.v1.AdminService.ResumeTenant" => {
             one(ResumeTenantRequest { name: "tenants/nobody".into() }.encode_to_vec())
         }
-        "codelia.v1.OperatorService.DeleteTenant" => {
+        "codelia.v1.AdminService.DeleteTenant" => {
             one(DeleteTenantRequest { name: "tenants/nobody".into(), ..Default::default() }.encode_to_vec())
         }
-        "codelia.v1.OperatorService.SetTenantPolicy" => one(SetTenantPolicyRequest {
-            name: tenant(),
-            policy: Some(Policy::default()),
-            reason: "x".into(),
-        }
-        .encode_to_vec()),
-        "codelia.v1.OperatorService.ClearTenantPolicy" => {
-            one(ClearTenantPolicyRequest { name: "tenants/nobody".into(), reason: "x".into() }
-                .encode_to_vec())
-        }
-        "codelia.v1.OperatorService.GetTenantPolicy" => {
-            one(GetTenantPolicyRequest { name: tenant(), version: 1 }.encode_to_vec())
-        }
-        "codelia.v1.OperatorService.ListTenantRuns" => {
+        "codelia.v1.AdminService.ListTenantRuns" => {
             one(ListTenantRunsRequest { tenant: tenant(), ..Default::default() }.encode_to_vec())
         }
-        "codelia.v1.OperatorService.CancelTenantRun" => one(CancelTenantRunRequest {
+        "codelia.v1.AdminService.CancelTenantRun" => one(CancelTenantRunRequest {
             name: format!("{}/runs/{run_id}", tenant()),
             reason: "x".into(),
             grace: Some(prost_types::Duration { seconds: 1, nanos: 0 }),

@@ -41,7 +41,7 @@ async fn kill_tries_and_reports_each_run() -> Result<()> {
         (&results[0]["argument"], &results[0]["error"]["reason"]),
         (&absent.into(), &"NOT_FOUND".into())
     );
-    assert_eq!(results[1]["run_id"], run.run_id.as_str());
+    assert_eq!(results[1]["runId"], run.run_id.as_str());
     assert_eq!(codelia(&cluster, &client, &["kill", &run.run_id]).await?.code, Some(0));
     cluster.end().await
 }
@@ -73,7 +73,7 @@ async fn start_of_an_id_names_it_everywhere() -> Result<()> {
     let start = &session.session_id[..START];
     let shown = codelia(&cluster, &client, &["session", "show", "--json", start]).await?;
     let record: Value = serde_json::from_str(&shown.stdout)?;
-    assert_eq!(record["session_id"], session.session_id.as_str(), "{shown:?}");
+    assert_eq!(record["sessionId"], session.session_id.as_str(), "{shown:?}");
     let place = format!("{start}:file");
     for (arguments, output) in [
         (vec!["run", "-s", start, "--", "sh", "-c", "echo kept > file"], ""),
@@ -109,15 +109,15 @@ async fn key_is_revoked_by_id_start_or_name() -> Result<()> {
         let arguments = ["keys", "create", "--name", name, "--scope", "run", "--json"];
         Ok(serde_json::from_str(&codelia(&cluster, &operator, &arguments).await?.stdout)?)
     };
-    let id = |key: &Value| key["key_id"].as_str().unwrap_or_default().to_owned();
+    let id = |key: &Value| key["key"]["keyId"].as_str().unwrap_or_default().to_owned();
     let keys = [create("ci").await?, create("two").await?, create("twins").await?, create("twins").await?];
     let by_start = id(&keys[1])[..START].to_owned();
     for (text, key) in [("ci", &keys[0]), (&by_start, &keys[1]), (&id(&keys[2]), &keys[2])] {
         let done = codelia(&cluster, &operator, &["keys", "revoke", "--json", text]).await?;
         let revoked: Value = serde_json::from_str(&done.stdout)?;
         assert_eq!(
-            (&revoked["key_id"], revoked["revoke_time"].is_string()),
-            (&key["key_id"], true),
+            (&revoked["keyId"], revoked["revokeTime"].is_string()),
+            (&key["key"]["keyId"], true),
             "{done:?}"
         );
     }

@@ -49,7 +49,7 @@ async fn up_without_cgroups_isolates_and_watches_limits() -> Result<()> {
 
     shown(&place, &["doctor"], "limits watched").await?;
     let doctor = Process::finish(place.command(&["doctor", "--json"]), b"").await?.stdout;
-    assert!(doctor.contains(r#""usable":true,"watches_limits":true"#) && doctor.contains(REMEDY), "{doctor}");
+    assert!(doctor.contains(r#""usable":true,"watchesLimits":true"#) && doctor.contains(REMEDY), "{doctor}");
     shown(&place, &["workers", "list"], "native~").await?;
     let key = place.data().join("client.toml").display().to_string();
     let script = format!("hostname; cat {key}");
@@ -57,20 +57,20 @@ async fn up_without_cgroups_isolates_and_watches_limits() -> Result<()> {
     assert!(run.contains("codelia\r\n") && !run.contains("api_key"), "{run}");
 
     let run = record(&place, &[], "true").await?;
-    assert_eq!(run["sandbox_mode"], "native");
+    assert_eq!(run["mode"], "SANDBOX_MODE_NATIVE");
     assert_eq!(run["watched"], json!(["limits.memory_bytes", "limits.pids", "limits.cpu_time"]));
     assert_eq!(run["unenforced"], json!(["limits.cpu_millicores"]));
     let listed = Process::finish(place.command(&["ps", "--all", "--json"]), b"").await?;
     assert!(listed.stdout.contains(r#""watched":["limits.memory_bytes""#), "{listed:?}");
 
     let hold = |mib: u32| format!("perl -e '$x = \"x\" x ({mib} << 20); sleep($x ? {mib} / 20 : 0)'");
-    assert_eq!(record(&place, &["--memory", "64m"], &hold(2000)).await?["outcome"], "oom");
-    assert_eq!(record(&place, &["--memory", "64m"], &hold(10)).await?["outcome"], "exited");
+    assert_eq!(record(&place, &["--memory", "64m"], &hold(2000)).await?["outcome"], json!({ "oom": {} }));
+    assert_eq!(record(&place, &["--memory", "64m"], &hold(10)).await?["outcome"], json!({ "exited": 0 }));
     let sleepers =
         |count: u32, seconds: u32| format!("for i in $(seq {count}); do sleep 1000 & done; sleep {seconds}");
     let run = record(&place, &["--pids", "10"], &sleepers(15, 1000)).await?;
-    assert_eq!((&run["outcome"], &run["detail"]), (&json!("limit"), &json!("pids")));
-    assert_eq!(record(&place, &["--pids", "10"], &sleepers(5, 0)).await?["outcome"], "exited");
+    assert_eq!(run["outcome"], json!({ "limit": { "resource": "pids" } }));
+    assert_eq!(record(&place, &["--pids", "10"], &sleepers(5, 0)).await?["outcome"], json!({ "exited": 0 }));
     let refused = Process::finish(place.command(&["run", "--cpus", "0.5", "--", "true"]), b"").await?;
     assert!(
         refused.stderr.contains("limits.cpu_millicores") && refused.stderr.contains(REMEDY),
@@ -118,10 +118,10 @@ async fn disk_limit_bites_for_an_ordinary_user() -> Result<()> {
             format!("{open}; dd if=/dev/zero bs=1M count={mib} >&3 2>/dev/null; sleep {seconds}")
         };
         let run = record(&place, &["--disk", "16m"], &write(200, 60)).await?;
-        assert_eq!((&run["outcome"], &run["detail"]), (&json!("limit"), &json!("disk_bytes")), "{open}");
+        assert_eq!(run["outcome"], json!({ "limit": { "resource": "disk_bytes" } }), "{open}");
         // The control: below the limit it is not stopped.
         let run = record(&place, &["--disk", "16m"], &write(8, 1)).await?;
-        assert_eq!(run["outcome"], "exited", "{open}");
+        assert_eq!(run["outcome"], json!({ "exited": 0 }), "{open}");
     }
     up.terminate().await?;
     place.leak_guard().expect_no_processes().await;
@@ -259,13 +259,14 @@ async fn up_enters_scope_of_systemd_and_enforces_limits() -> Result<()> {
     let mut doctor = place.command(&["doctor", "--json"]);
     manager.offer(&mut doctor)?;
     let doctor = Process::finish(doctor, b"").await?.stdout;
-    assert!(!doctor.contains(r#""watches_limits":true"#) && !doctor.contains(REMEDY), "{doctor}");
+    assert!(!doctor.contains(r#""watchesLimits":true"#) && !doctor.contains(REMEDY), "{doctor}");
     let run = record(&place, &["--memory", "64m", "--cpus", "0.5"], "tail /dev/zero").await?;
     assert_eq!(
         (&run["outcome"], &run["watched"], &run["unenforced"]),
-        (&json!("oom"), &json!([]), &json!([]))
+        (&json!({ "oom": {} }), &Value::Null, &Value::Null)
     );
-    assert!(run["usage"]["peak_memory_bytes"].as_u64().is_some_and(|bytes| bytes < 65 << 20), "{run}");
+    let peak = run["usage"]["peakMemoryBytes"].as_str().context("peakMemoryBytes")?.parse::<u64>()?;
+    assert!(peak < 65 << 20, "{run}");
     up.type_text("\x03")?;
     assert!(up.exited().await?.success(), "{}", up.shown());
     place.leak_guard().expect_no_processes().await;

@@ -49,7 +49,7 @@ impl Outage {
     /// Waits until the worker was fenced and has registered again.
     async fn wait_fenced(&self) {
         let fenced = || async {
-            let count = "SELECT count(*) FROM events WHERE kind = 'WORKER_FENCED'";
+            let count = "SELECT count(*) FROM audit WHERE kind = 'WORKER_FENCED'";
             (self.cluster.database.number(count).await.ok()? > 0).then_some(())
         };
         eventually("the worker was fenced", fenced).await;
@@ -168,7 +168,7 @@ async fn result_refused_by_database_ends_as_lost() -> Result<()> {
     let refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
                   BEGIN RAISE EXCEPTION 'no' USING ERRCODE = 'check_violation'; END $$;
                   CREATE TRIGGER refused BEFORE INSERT ON ended_runs
-                  FOR EACH ROW WHEN (NEW.exit_code = 7) EXECUTE FUNCTION refuse()";
+                  FOR EACH ROW WHEN (NEW.result #> '{outcome,detail}' = '7') EXECUTE FUNCTION refuse()";
     cluster.database.execute(refuse).await?;
     let run = client.start(shell(&session.name, "exit 7")).await?;
     let seen = client.watch_to_end(&run.name, 0).await?;
@@ -218,7 +218,7 @@ async fn worker_paused_past_lease_commits_nothing() -> Result<()> {
     cluster.worker(&paused).process.signal(Signal::CONT)?;
     let operator = cluster.operator().await?;
     eventually("the worker is fenced", || async {
-        let fenced = "SELECT count(*) FROM events WHERE kind = 'WORKER_FENCED'";
+        let fenced = "SELECT count(*) FROM audit WHERE kind = 'WORKER_FENCED'";
         (cluster.database.number(fenced).await.ok()? > 0).then_some(())
     })
     .await;

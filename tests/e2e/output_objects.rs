@@ -11,6 +11,7 @@ use codelia_store::{LocalPostgres, OutputLocation, OutputOptions, Retention};
 use codelia_tests::{
     Cluster, ClusterOptions, Database, Process, Proxy, ProxyMode, Scratch, eventually, refusal, shell,
 };
+use codelia_types::ByteSize;
 use rustix::process::Signal;
 use tonic::Code;
 
@@ -36,7 +37,7 @@ fn objects(scratch: &Scratch) -> Result<usize> {
 #[tokio::test]
 async fn large_output_is_kept_outside_the_database() -> Result<()> {
     let scratch = Scratch::new()?;
-    let settings = vec![(STORE, store(&scratch, "output")), ("CODELIA_OUTPUT_INLINE_KB", "16".to_owned())];
+    let settings = vec![(STORE, store(&scratch, "output")), ("CODELIA_OUTPUT_INLINE", "16 KiB".to_owned())];
     let mut cluster = Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -112,9 +113,9 @@ async fn object_of_killed_worker_is_not_read_and_is_removed() -> Result<()> {
     let server = LocalPostgres::start_throwaway(&scratch.join("postgres")).await?;
     let settings = vec![
         (STORE, store(&scratch, "output")),
-        ("CODELIA_OUTPUT_INLINE_KB", "16".to_owned()),
+        ("CODELIA_OUTPUT_INLINE", "16 KiB".to_owned()),
         // The lease outlasts the outage.
-        ("CODELIA_WORKER_LEASE_TTL_SECONDS", "60".to_owned()),
+        ("CODELIA_WORKER_LEASE_TTL", "60s".to_owned()),
     ];
     let shape = ClusterOptions { workers: 0, settings, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_on(Database::on(&server).await?, shape).await?;
@@ -160,7 +161,8 @@ async fn object_of_killed_worker_is_not_read_and_is_removed() -> Result<()> {
     cluster.stop_processes().await?;
     let sweep = async || -> Result<usize> {
         let location = OutputLocation::Directory(scratch.join("output"));
-        let output = OutputOptions { location, inline_bytes: 16 * 1024 };
+        let output =
+            OutputOptions { store: Some(location), inline: ByteSize::kib(16), ..OutputOptions::default() };
         let later = cluster.database.store().await?.with_output(&output).await?;
         while later.output_objects_purge_any_tenant(&Retention::default()).await? {}
         later.close().await;

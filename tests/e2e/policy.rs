@@ -34,7 +34,7 @@ async fn policy_check_accepts_every_format_names_bad_field() -> Result<()> {
             codelia(&cluster, &client, &["policy", "check", "--mode", "bwrap", "--json", &path]).await?;
         assert_eq!(done.code, Some(0), "{done:?}");
         let checked: Value = serde_json::from_str(&done.stdout)?;
-        assert_eq!(checked["process"]["allow_fork"], false, "{checked}");
+        assert_eq!(checked["process"]["allowFork"], false, "{checked}");
         // Mode `logical` cannot enforce it and refuses it by field.
         let done = codelia(&cluster, &client, &["policy", "check", "--mode", "logical", &path]).await?;
         assert_eq!(done.code, Some(1), "{done:?}");
@@ -109,15 +109,15 @@ async fn explain_names_the_source_of_each_value() -> Result<()> {
     let explain = ["policy", "explain", "--session", "work", "--policy", &run, "--json"];
     let done = codelia(&cluster, &client, &explain).await?;
     let explained: Value = serde_json::from_str(&done.stdout).with_context(|| format!("{done:?}"))?;
-    assert_eq!(explained["limits"]["memory_bytes"], 100_000_000, "{explained}");
-    assert_eq!(explained["limits"]["open_files"], 10, "{explained}");
+    assert_eq!(explained["limits"]["memoryBytes"], "100000000", "{explained}");
+    assert_eq!(explained["limits"]["openFiles"], "10", "{explained}");
     let decided = |name: &str| {
         let fields = explained["fields"].as_array().into_iter().flatten();
         fields.filter(|field| field["field"] == name).map(|field| field["source"].clone()).next()
     };
-    assert_eq!(decided("resources.max_memory_bytes"), Some("session".into()));
-    assert_eq!(decided("resources.max_open_files"), Some("run".into()));
-    assert_eq!(decided("process.debug"), Some("default".into()));
+    assert_eq!(decided("resources.max_memory_bytes"), Some("POLICY_SOURCE_SESSION".into()));
+    assert_eq!(decided("resources.max_open_files"), Some("POLICY_SOURCE_RUN".into()));
+    assert_eq!(decided("process.debug"), Some("POLICY_SOURCE_DEFAULT".into()));
     cluster.end().await
 }
 

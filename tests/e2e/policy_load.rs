@@ -18,7 +18,7 @@ use tonic::{Code, Status};
 use crate::isolation::is_usable;
 
 const INCARNATIONS: &str = "SELECT count(DISTINCT incarnation) FROM workers";
-const FENCED: &str = "SELECT count(*) FROM events WHERE kind = 'WORKER_FENCED'";
+const FENCED: &str = "SELECT count(*) FROM audit WHERE kind = 'WORKER_FENCED'";
 
 /// Api and worker in one process, so that work for a caller could delay the lease keeper.
 async fn all_in_one(mode: &'static str) -> Result<Option<Cluster>> {

@@ -4,7 +4,7 @@ use std::{fs, time::Instant};
 
 use anyhow::{Context, Result, ensure};
 use codelia_store::{EventKind, Scope};
-use codelia_tests::{Client, Cluster, Process, ProcessOutput, refusal, shell};
+use codelia_tests::{Client, Cluster, Process, ProcessOutput, recorded_events, refusal, shell};
 use serde_json::Value;
 use sqlx::Connection as _;
 
@@ -46,7 +46,8 @@ async fn explained(
     let found = explained["fields"].as_array().context("fields")?.iter().find(|one| one["field"] == field);
     let found = found.context("no such field")?;
     let text = |name: &str| found[name].as_str().unwrap_or_default().to_owned();
-    Ok((text("value"), text("source")))
+    let source = text("source").trim_start_matches("POLICY_SOURCE_").to_lowercase();
+    Ok((text("value"), source))
 }
 
 #[tokio::test]
@@ -167,7 +168,7 @@ async fn rollback_restores_a_version() -> Result<()> {
     let versions = versions.as_array().context("versions")?;
     let reasons: Vec<_> = versions.iter().filter_map(|version| version["reason"].as_str()).collect();
     ensure!(reasons == ["needed", "unused", "slow", "second", "first"], "{versions:?}");
-    let events = cluster.store.event_list(&"a".parse()?, Some(EventKind::ScopePolicySet), None, 10).await?;
+    let events = recorded_events(&cluster.store, &"a".parse()?, Some(EventKind::ScopePolicySet)).await?;
     ensure!(events.len() == 5 && events.iter().all(|event| event.subject.key.is_some()), "{events:?}");
     ensure!(events[0].body.detail["restored"] == 2 && events[0].body.detail["name"] == "web", "{events:?}");
     cluster.end().await
@@ -175,10 +176,10 @@ async fn rollback_restores_a_version() -> Result<()> {
 
 /// Copies a run, of which every tenth has another command.
 const COPY: &str = r#"
-INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, created_at, ended_at, outcome)
+INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt, created_at, ended_at, result)
 SELECT run_id_at(now() - number * interval '1 second'), tenant_id, session_id,
        CASE WHEN number % 10 = 0 THEN jsonb_set(spec, '{command,argv}', '["echo", "forbidden"]') ELSE spec END,
-       settings_hash, summary, labels, attempt, now() - number * interval '1 second', now(), outcome
+       settings_hash, summary, labels, attempt, now() - number * interval '1 second', now(), result
 FROM ended_runs, generate_series(1, 998) AS number
 WHERE id = (SELECT id FROM ended_runs ORDER BY id DESC LIMIT 1)"#;
 

@@ -5,7 +5,7 @@ use codelia_proto::v1::{
     CancelRunRequest, Canceled, ListRunsRequest, ListSessionsRequest, Lost,
     outcome::Kind::{self, Exited},
 };
-use codelia_store::{Error, LocalPostgres, Pooler};
+use codelia_store::{AuditFilter, Error, LocalPostgres, Pooler};
 use codelia_tests::{Cluster, ClusterOptions, Database, Exec, PgBouncer, Scratch, eventually, shell};
 use futures::future::try_join_all;
 use rustix::process::Signal;
@@ -95,12 +95,12 @@ async fn pooler_keeps_timeouts_and_refuses_migrations() -> Result<()> {
     assert_eq!(store.migrate().await?, 0, "nothing is missing");
 
     let mut blocker = database.connection().await?;
-    sqlx::raw_sql("BEGIN; LOCK TABLE events").execute(&mut blocker).await?;
+    sqlx::raw_sql("BEGIN; LOCK TABLE audit").execute(&mut blocker).await?;
     let tenant = "a".parse()?;
-    let list = store.event_list(&tenant, None, None, 10).await;
+    let list = store.audit_list(Some(&tenant), &AuditFilter::default(), 10).await;
     assert!(matches!(list, Err(Error::LockTimeout(_))), "{list:?}");
     sqlx::raw_sql("ROLLBACK").execute(&mut blocker).await?;
-    assert_eq!(store.event_list(&tenant, None, None, 10).await?.len(), 0);
+    assert_eq!(store.audit_list(Some(&tenant), &AuditFilter::default(), 10).await?.len(), 0);
     sqlx::Connection::close(blocker).await?;
 
     store.close().await;

@@ -290,7 +290,7 @@ async fn operator_profile_sets_variables_and_layout() -> Result<()> {
     let shown = codelia(&cluster, &client, &["--json", "profiles", "show", "small"]).await?;
     let shown: Value = serde_json::from_str(&shown.stdout)?;
     ensure!(
-        shown["policy"]["layout.read_only_workspace"] == true && shown["limits"]["pids"] == 33,
+        shown["policy"]["layout"]["readOnlyWorkspace"] == true && shown["limits"]["pids"] == "33",
         "{shown}"
     );
     let script = "echo $KIND $PLACE; touch here || echo read-only; touch $PLACE/there && echo writable";

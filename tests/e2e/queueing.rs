@@ -49,7 +49,7 @@ async fn waiting_message_names_busy_workers() -> Result<()> {
 
 #[tokio::test]
 async fn unwatched_run_ends_after_configured_queue_timeout() -> Result<()> {
-    let settings = vec![("CODELIA_LIMITS_QUEUE_TIMEOUT_SECONDS", "1".to_owned())];
+    let settings = vec![("CODELIA_LIMITS_QUEUE_TIMEOUT", "1s".to_owned())];
     let options = ClusterOptions { workers: 0, settings, ..ClusterOptions::default() };
     let cluster = Cluster::start_with(options).await?;
     let client = cluster.tenant("a").await?;

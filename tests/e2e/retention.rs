@@ -3,7 +3,7 @@
 use anyhow::Result;
 use codelia_proto::v1::{GetRunRequest, GetTenantRequest, Retention, SetRetentionRequest, WatchRunRequest};
 use codelia_store::EventKind;
-use codelia_tests::{Cluster, refusal};
+use codelia_tests::{Cluster, recorded_events, refusal};
 use prost_types::Duration;
 use tonic::Code;
 
@@ -33,7 +33,7 @@ async fn operator_sets_retention_of_tenant() -> Result<()> {
     operator.admin().set_retention(request(wanted)).await?;
     let shown = tenant.admin().get_tenant(GetTenantRequest { name: "tenants/-".into() }).await?;
     assert_eq!(shown.into_inner().tenant.unwrap_or_default().retention, Some(wanted));
-    let events = cluster.store.event_list(&"a".parse()?, Some(EventKind::RetentionSet), None, 10).await?;
+    let events = recorded_events(&cluster.store, &"a".parse()?, Some(EventKind::RetentionSet)).await?;
     assert_eq!(events.len(), 1);
     assert_eq!(events[0].body.detail["output_seconds"], 3600);
     cluster.end().await

@@ -1,7 +1,8 @@
-//! Apis and workers are replaced one after the other under load, in the order of `docs/maintenance.md`:
-//! the database is migrated first, then the apis change, then the workers. Nothing is lost.
+//! Apis and workers are replaced one after the other under load, in the order of
+//! `docs/operations/maintenance.md`: the database is migrated first, then the apis change, then the
+//! workers. Nothing is lost.
 //!
-//! `make skew REV=…` starts with the programs of another commit; otherwise both builds are this one.
+//! `make skew REV=…` starts with the programs of a release; otherwise both builds are this one.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -117,7 +118,7 @@ async fn replace_all(cluster: &mut Cluster, metrics: &[String; 4], runs: &Atomic
 #[tokio::test]
 async fn rolling_restart_under_load_loses_nothing() -> Result<()> {
     // A drain waits for every run of this test.
-    let settings = vec![("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "60".to_owned())];
+    let settings = vec![("CODELIA_WORKER_DRAIN_GRACE", "60s".to_owned())];
     let shape = ClusterOptions { apis: 0, workers: 0, settings, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_with(shape).await?;
     if let Some(previous) = Program::previous() {

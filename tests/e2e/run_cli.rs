@@ -75,7 +75,7 @@ async fn exit_codes_are_those_of_shells() -> Result<()> {
     }
     let done = codelia(&cluster, &client, &["run", "--json", "--", "no-such-program"]).await?;
     let record: Value = serde_json::from_str(&done.stdout)?;
-    assert_eq!((done.code, &record["exit_code"]), (Some(127), &127.into()));
+    assert_eq!((done.code, &record["exitCode"]), (Some(127), &127.into()));
     cluster.end().await
 }
 
@@ -96,11 +96,11 @@ async fn json_record_is_alone_on_stdout() -> Result<()> {
     let text = std::fs::read_to_string(&record)?;
     assert_eq!(text.lines().count(), 1, "{text}");
     let record: Value = serde_json::from_str(&text)?;
-    assert_eq!(record["exit_code"], 3);
-    for duration in [&record["setup_ns"], &record["usage"]["wall_ns"], &record["usage"]["cpu_ns"]] {
-        assert!(duration.is_u64(), "{record}");
+    assert_eq!(record["exitCode"], 3);
+    for duration in [&record["setupTime"], &record["usage"]["wallTime"], &record["usage"]["cpuTime"]] {
+        assert!(duration.as_str().is_some_and(|duration| duration.ends_with('s')), "{record}");
     }
-    for time in ["create_time", "start_time", "end_time"] {
+    for time in ["createTime", "startTime", "endTime"] {
         assert!(record[time].as_str().is_some_and(|time| time.contains('.')), "{time}: {record}");
     }
     cluster.end().await

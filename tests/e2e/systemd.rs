@@ -40,9 +40,9 @@ fn units_name_existing_commands_and_settings() -> Result<()> {
     }
     let worker = unit(UNITS[1])?;
     assert_eq!(values(&worker, "Delegate"), ["yes"]);
-    let drain = values(&worker, "Environment")
-        .into_iter()
-        .find_map(|text| text.strip_prefix("CODELIA_WORKER_DRAIN_GRACE_SECONDS=")?.parse::<u64>().ok());
+    let drain = values(&worker, "Environment").into_iter().find_map(|text| {
+        text.strip_prefix("CODELIA_WORKER_DRAIN_GRACE=")?.strip_suffix('s')?.parse::<u64>().ok()
+    });
     let stop: u64 = values(&worker, "TimeoutStopSec")[0].parse()?;
     assert!(stop > drain.context("a time to drain")?, "systemd kills a worker that drains");
     Ok(())

@@ -337,29 +337,17 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
         "codelia.v1.AdminService.DrainWorker" => {
             DrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec()
         }
-        "codelia.v1.OperatorService.SuspendTenant" => {
+        "codelia.v1.AdminService.SuspendTenant" => {
             SuspendTenantRequest { name: ids.tenant.clone(), reason: "mine".into() }.encode_to_vec()
         }
-        "codelia.v1.OperatorService.ResumeTenant" => {
+        "codelia.v1.AdminService.ResumeTenant" => {
             ResumeTenantRequest { name: ids.tenant.clone() }.encode_to_vec()
         }
-        "codelia.v1.OperatorService.DeleteTenant" => {
+        "codelia.v1.AdminService.DeleteTenant" => {
             DeleteTenantRequest { name: ids.tenant.clone(), force: true, allow_missing: true }.encode_to_vec()
         }
-        "codelia.v1.OperatorService.SetTenantPolicy" => SetTenantPolicyRequest {
-            name: ids.tenant.clone(),
-            policy: Some(Policy::default()),
-            reason: "mine".into(),
-        }
-        .encode_to_vec(),
-        "codelia.v1.OperatorService.ClearTenantPolicy" => {
-            ClearTenantPolicyRequest { name: ids.tenant.clone(), reason: "mine".into() }.encode_to_vec()
-        }
-        "codelia.v1.OperatorService.GetTenantPolicy" => {
-            GetTenantPolicyRequest { name: ids.tenant.clone(), version: 0 }.encode_to_vec()
-        }
-        "codelia.v1.OperatorService.ListTenantRuns" => ListTenantRunsRequest::default().encode_to_vec(),
-        "codelia.v1.OperatorService.CancelTenantRun" => {
+        "codelia.v1.AdminService.ListTenantRuns" => ListTenantRunsRequest::default().encode_to_vec(),
+        "codelia.v1.AdminService.CancelTenantRun" => {
             let run = ids.run.rsplit('/').next().unwrap_or_default();
             let name = format!("{}/runs/{run}", ids.tenant);
             CancelTenantRunRequest { name, reason: "mine".into(), grace: None }.encode_to_vec()

@@ -14,7 +14,7 @@ async fn cli(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result<P
 
 #[tokio::test]
 async fn interactive_run_outlives_default_timeout() -> Result<()> {
-    let cluster = cluster(&[("CODELIA_LIMITS_TIMEOUT_SECONDS", "1")]).await?;
+    let cluster = cluster(&[("CODELIA_LIMITS_TIMEOUT", "1s")]).await?;
     let client = cluster.tenant("a").await?;
     let shell = cluster.cli(&client, &["run", "-it", "--", "bash", "--norc", "--noprofile"]);
     let mut terminal = Terminal::start(&shell, 80, 24)?;
@@ -32,7 +32,7 @@ async fn interactive_run_outlives_default_timeout() -> Result<()> {
 
 #[tokio::test]
 async fn timeout_message_says_how_to_raise_it() -> Result<()> {
-    let cluster = cluster(&[("CODELIA_LIMITS_INTERACTIVE_TIMEOUT_SECONDS", "1")]).await?;
+    let cluster = cluster(&[("CODELIA_LIMITS_INTERACTIVE_TIMEOUT", "1s")]).await?;
     let client = cluster.tenant("a").await?;
     let mut terminal =
         Terminal::start(&cluster.cli(&client, &["run", "-t", "--", "sleep", "1000"]), 200, 24)?;
@@ -43,7 +43,7 @@ async fn timeout_message_says_how_to_raise_it() -> Result<()> {
 
 #[tokio::test]
 async fn detached_run_outlives_default_timeout() -> Result<()> {
-    let cluster = cluster(&[("CODELIA_LIMITS_TIMEOUT_SECONDS", "1")]).await?;
+    let cluster = cluster(&[("CODELIA_LIMITS_TIMEOUT", "1s")]).await?;
     let client = cluster.tenant("a").await?;
     let started = cli(&cluster, &client, &["run", "-d", "--", "sh", "-c", "sleep 2; echo served"]).await?;
     let run = started.stdout.trim().to_owned();
@@ -56,13 +56,13 @@ async fn detached_run_outlives_default_timeout() -> Result<()> {
 
 #[tokio::test]
 async fn operator_sets_the_highest_timeout() -> Result<()> {
-    let cluster = cluster(&[("CODELIA_LIMITS_MAX_TIMEOUT_SECONDS", "172800")]).await?;
+    let cluster = cluster(&[("CODELIA_LIMITS_MAX_TIMEOUT", "48h")]).await?;
     let client = cluster.tenant("a").await?;
     let long = cli(&cluster, &client, &["run", "--timeout", "2days", "--", "true"]).await?;
     assert_eq!(long.code, Some(0), "{long:?}");
     let longer = cli(&cluster, &client, &["run", "--timeout", "49h", "--", "true"]).await?;
     assert_eq!(longer.code, Some(125), "{longer:?}");
-    assert!(longer.stderr.contains("maximum is 48h"), "{longer:?}");
+    assert!(longer.stderr.contains("maximum is 2d"), "{longer:?}");
     cluster.end().await
 }
 
@@ -83,7 +83,7 @@ async fn tenant_has_highest_limits_of_its_own() -> Result<()> {
     let lowered = a.session().await?.limits.and_then(|limits| limits.pids);
     assert_eq!(lowered, Some(7), "the default is lowered");
     let refused = cli(&cluster, &b, &long).await?;
-    assert!(refused.code == Some(125) && refused.stderr.contains("maximum is 24h"), "{refused:?}");
+    assert!(refused.code == Some(125) && refused.stderr.contains("maximum is 1d"), "{refused:?}");
     let refused = cli(&cluster, &a, &["run", "--pids", "8", "--", "true"]).await?;
     assert!(refused.code == Some(125) && refused.stderr.contains("maximum is 7"), "{refused:?}");
     cluster.end().await

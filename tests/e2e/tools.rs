@@ -5,7 +5,9 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{outcome::Kind, *};
 use codelia_store::EventKind;
-use codelia_tests::{Client, Cluster, ClusterOptions, Process, Scratch, command, refusal, shell};
+use codelia_tests::{
+    Client, Cluster, ClusterOptions, Process, Scratch, command, recorded_events, refusal, shell,
+};
 use serde_json::Value;
 use tonic::{Code, Status};
 
@@ -66,7 +68,7 @@ async fn succeeds(client: &Client, session: &str, script: &str) -> Result<Run> {
 }
 
 async fn events(cluster: &Cluster, kind: EventKind) -> Result<usize> {
-    let events = cluster.store.event_list(&"a".parse()?, Some(kind), None, 100).await?;
+    let events = recorded_events(&cluster.store, &"a".parse()?, Some(kind)).await?;
     Ok(events.into_iter().filter(|event| event.subject.key.is_some()).count())
 }
 
@@ -203,7 +205,7 @@ async fn tools_are_managed_on_the_command_line() -> Result<()> {
     let shown: Value = serde_json::from_str(
         &cli(&client, &["tools", "register", &file, "--expect", "0", "--json"]).await?.stdout,
     )?;
-    assert_eq!((&shown["version"], &shown["level"]), (&1.into(), &"LEVEL_0".into()));
+    assert_eq!((&shown["version"], &shown["level"]), (&"1".into(), &"ISOLATION_LEVEL_0".into()));
     let again = cli(&client, &["tools", "register", &file, "--expect", "0"]).await?;
     assert!(again.stderr.contains("has version 1"), "{again:?}");
     assert!(cli(&client, &["tools", "list"]).await?.stdout.contains("not approved"));

@@ -246,12 +246,15 @@ async fn diff_lists_changes_of_run() -> Result<()> {
         "for i in $(seq 1100); do : > file-$i; done; printf '\\033[31m' > \"$(printf 'a\\033[31m')\"";
     let done = codelia(&["run", "--json", "-s", "work", "--transactional", "--", "sh", "-c", script]).await?;
     let record: serde_json::Value = serde_json::from_str(&done.stdout)?;
-    ensure!(record["transaction"] == "apply" && record["changes"]["added"] == 1101, "{record}");
+    ensure!(
+        record["transaction"] == "TRANSACTION_MODE_APPLY" && record["changes"]["added"] == "1101",
+        "{record}"
+    );
     ensure!(
         record["changes"]["entries"].as_array().is_some_and(|list| list.len() == 1000),
         "the list is bounded"
     );
-    let id = record["run_id"].as_str().context("run_id")?;
+    let id = record["runId"].as_str().context("runId")?;
     let diff = codelia(&["diff", id]).await?;
     ensure!(
         diff.code == Some(0) && diff.stdout.contains("added") && diff.stdout.contains("file-"),
@@ -260,13 +263,16 @@ async fn diff_lists_changes_of_run() -> Result<()> {
     ensure!(diff.stderr.contains("applied: 1101 added, 0 changed, 0 removed (101 not listed)"), "{diff:?}");
     let done = codelia(&["run", "--json", "-s", "work", "--preview", "--", "rm", "file-1"]).await?;
     let record: serde_json::Value = serde_json::from_str(&done.stdout)?;
-    let diff = codelia(&["diff", "--json", record["run_id"].as_str().context("run_id")?]).await?;
+    let diff = codelia(&["diff", "--json", record["runId"].as_str().context("runId")?]).await?;
     let listed: serde_json::Value = serde_json::from_str(&diff.stdout)?;
-    ensure!(listed["state"] == "dropped" && listed["entries"][0]["path"] == "file-1", "{listed}");
+    ensure!(
+        listed["state"] == "CHANGES_STATE_DROPPED" && listed["entries"][0]["path"] == "file-1",
+        "{listed}"
+    );
     let done = codelia(&["run", "--json", "-s", "work", "--", "cat", "file-1"]).await?;
     ensure!(done.code == Some(0), "the file is still there: {done:?}");
     let record: serde_json::Value = serde_json::from_str(&done.stdout)?;
-    let diff = codelia(&["diff", record["run_id"].as_str().context("run_id")?]).await?;
+    let diff = codelia(&["diff", record["runId"].as_str().context("runId")?]).await?;
     ensure!(diff.code == Some(1) && diff.stderr.contains("--transactional"), "{diff:?}");
     cluster.end().await
 }

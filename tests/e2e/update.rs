@@ -99,7 +99,7 @@ async fn cli_updates_a_session() -> Result<()> {
     assert_eq!((&session["alias"], &session["labels"]["a"]), (&"work".into(), &"b".into()));
     let done = run(&["--no-alias", "--no-labels", "--no-idle-ttl", "--json"]).await?;
     let session: Value = serde_json::from_str(&done.stdout).context("the session")?;
-    assert!(session["alias"].is_null() && session["idle_ttl_ns"].is_null(), "{session}");
+    assert!(session["alias"].is_null() && session["idleTtl"].is_null(), "{session}");
     assert_eq!(run(&[]).await?.code, Some(2), "nothing to change");
     cluster.end().await
 }

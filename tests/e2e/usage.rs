@@ -11,7 +11,9 @@ use codelia_proto::{
     },
 };
 use codelia_store::EventKind;
-use codelia_tests::{Client, Cluster, ClusterOptions, Exec, Process, Scratch, eventually, refusal, shell};
+use codelia_tests::{
+    Client, Cluster, ClusterOptions, Exec, Process, Scratch, eventually, recorded_events, refusal, shell,
+};
 use tonic::Code;
 
 use crate::{
@@ -68,10 +70,10 @@ async fn running_run_shows_what_it_uses() -> Result<()> {
     let listed: serde_json::Value = serde_json::from_str(&listed.stdout)?;
     let usage = |state: &str| {
         let mut runs = listed.as_array().into_iter().flatten();
-        runs.find(|run| run["state"] == state).map(|run| run["live_usage"].clone())
+        runs.find(|found| found["run"]["state"] == state).map(|found| found["liveUsage"].clone())
     };
-    assert_eq!(usage("running").context("the run")?["processes"], 2, "{listed}");
-    assert!(usage("queued").context("the waiting run")?.is_null(), "{listed}");
+    assert_eq!(usage("RUN_STATE_RUNNING").context("the run")?["processes"], "2", "{listed}");
+    assert!(usage("RUN_STATE_QUEUED").context("the waiting run")?.is_null(), "{listed}");
 
     exec.close_stdin().await?;
     exec.finish().await?;
@@ -169,7 +171,7 @@ async fn near_limits_are_reported_once_and_recorded() -> Result<()> {
         assert_eq!(near, [("output_bytes", 100), ("pids", 10)]);
     }
     let tenant = "a".parse()?;
-    let events = cluster.store.event_list(&tenant, Some(EventKind::LimitNear), None, 10).await?;
+    let events = recorded_events(&cluster.store, &tenant, Some(EventKind::LimitNear)).await?;
     let mut fields: Vec<_> = events.iter().filter_map(|event| event.body.field.as_deref()).collect();
     fields.sort_unstable();
     assert_eq!(fields, ["limits.output_bytes", "limits.pids"], "{events:?}");
@@ -183,7 +185,7 @@ async fn near_limits_are_reported_once_and_recorded() -> Result<()> {
 
     // The control: a run that stays below its limits.
     client.exec(&session.name, "echo fine").await?;
-    let events = cluster.store.event_list(&tenant, Some(EventKind::LimitNear), None, 10).await?;
+    let events = recorded_events(&cluster.store, &tenant, Some(EventKind::LimitNear)).await?;
     assert_eq!(events.len(), 2, "{events:?}");
     cluster.end().await
 }
@@ -212,7 +214,7 @@ async fn paced_run_hides_usage_and_near_limits() -> Result<()> {
     let seen = exec.finish().await?;
     assert_eq!((seen.outcome(), seen.near_limits.len()), (Kind::Exited(3), 0));
     let events = eventually("the event is recorded", || async {
-        let events = cluster.store.event_list(&"a".parse().ok()?, Some(EventKind::LimitNear), None, 10).await;
+        let events = recorded_events(&cluster.store, &"a".parse().ok()?, Some(EventKind::LimitNear)).await;
         events.ok().filter(|events| !events.is_empty())
     })
     .await;

@@ -14,7 +14,8 @@ use codelia_proto::v1::{
 };
 use codelia_store::EventKind;
 use codelia_tests::{
-    Client, Cluster, ClusterOptions, Process, Transcript, eventually, is_root, refusal, shell,
+    Client, Cluster, ClusterOptions, Process, Transcript, eventually, is_root, recorded_events, refusal,
+    shell,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tonic::{Code, Status};
@@ -152,7 +153,7 @@ async fn sessions_share_a_volume(mode: &'static str) -> Result<()> {
     ensure!(get(&client, "shared").await.is_err_and(|status| status.code() == Code::NotFound));
     nothing_is_left(&cluster).await;
     let tenant = "a".parse()?;
-    let events = |kind| cluster.store.event_list(&tenant, Some(kind), None, 10);
+    let events = |kind| recorded_events(&cluster.store, &tenant, Some(kind));
     ensure!(!events(EventKind::VolumeCreated).await?.is_empty(), "the audit has its creation");
     ensure!(!events(EventKind::VolumeDeleted).await?.is_empty(), "the audit has its deletion");
     cluster.end().await

@@ -127,7 +127,7 @@ async fn lost_run_is_retried_if_requested() -> Result<()> {
 
 #[tokio::test]
 async fn terminated_worker_finishes_runs_and_releases_sessions() -> Result<()> {
-    let settings = vec![("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "60".to_owned())];
+    let settings = vec![("CODELIA_WORKER_DRAIN_GRACE", "60s".to_owned())];
     let mut cluster = Cluster::start_with(ClusterOptions { settings, ..two_workers_one_root() }).await?;
     let client = cluster.tenant("a").await?;
     let operator = cluster.operator().await?;

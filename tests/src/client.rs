@@ -9,10 +9,9 @@ use codelia_proto::v1::{
     WriteFileOpen, WriteFileRequest, admin_service_client::AdminServiceClient,
     approval_service_client::ApprovalServiceClient, audit_service_client::AuditServiceClient,
     file_service_client::FileServiceClient, flag_service_client::FlagServiceClient,
-    info_service_client::InfoServiceClient, operator_service_client::OperatorServiceClient,
-    policy_service_client::PolicyServiceClient, read_file_response, run_service_client::RunServiceClient,
-    session_service_client::SessionServiceClient, tool_service_client::ToolServiceClient,
-    volume_service_client::VolumeServiceClient, write_file_request,
+    info_service_client::InfoServiceClient, policy_service_client::PolicyServiceClient, read_file_response,
+    run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
+    tool_service_client::ToolServiceClient, volume_service_client::VolumeServiceClient, write_file_request,
 };
 use tonic::{
     Code, Request, Status, Streaming,
@@ -132,12 +131,6 @@ impl Client {
     #[must_use]
     pub fn flags(&self) -> FlagServiceClient<Authorized> {
         FlagServiceClient::new(self.authorized())
-    }
-
-    /// A client of `OperatorService`.
-    #[must_use]
-    pub fn operator(&self) -> OperatorServiceClient<Authorized> {
-        OperatorServiceClient::new(self.authorized())
     }
 
     /// A client of `FileService`.

@@ -159,7 +159,7 @@ impl Cluster {
         command
             .env("CODELIA_API_LISTEN", "127.0.0.1:0")
             .env("CODELIA_WORKER_SLOTS", self.options.slots.to_string())
-            .env("CODELIA_WORKER_LEASE_TTL_SECONDS", WORKER_LEASE_SECONDS.to_string());
+            .env("CODELIA_WORKER_LEASE_TTL", format!("{WORKER_LEASE_SECONDS}s"));
         let mut process = Process::start("up", command, self.scratch.path())?;
         let address = address_in(&process.ready().await?)?;
         self.apis.push(Api { process, address, settings: Vec::new() });
@@ -212,8 +212,8 @@ impl Cluster {
             .env("CODELIA_WORKER_SLOTS", self.options.slots.to_string())
             // They may name another number of slots.
             .envs(self.options.settings.iter().map(|(name, value)| (name, value)))
-            .env("CODELIA_WORKER_LEASE_TTL_SECONDS", WORKER_LEASE_SECONDS.to_string())
-            .env("CODELIA_WORKER_POLL_INTERVAL_MS", "200")
+            .env("CODELIA_WORKER_LEASE_TTL", format!("{WORKER_LEASE_SECONDS}s"))
+            .env("CODELIA_WORKER_POLL_INTERVAL", "200ms")
             .env("CODELIA_SANDBOX_ROOT", &root)
             .envs(settings.iter().map(|(key, value)| (key, value)));
         let mut process = Process::start(&id, command, self.scratch.path())?;
@@ -235,7 +235,7 @@ impl Cluster {
             .env("CODELIA_INSTANCES_DIR", self.scratch.join("instances"))
             .env("CODELIA_LOG_FILTER", "info")
             // Do not wait long for runs that a test leaves behind.
-            .env("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "1")
+            .env("CODELIA_WORKER_DRAIN_GRACE", "1s")
             // Most tests need no isolation. The other modes have separate tests.
             .env("CODELIA_SANDBOX_MODE", "logical")
             .envs(self.options.settings.iter().map(|(name, value)| (name, value)));

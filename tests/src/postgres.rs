@@ -95,7 +95,7 @@ impl Database {
     /// Opens the database as a store.
     pub async fn store(&self) -> Result<Store> {
         let mut options = Options::from_url(&self.url())?;
-        options.max_connections = 8;
+        options.max_connections = std::num::NonZeroU32::new(8);
         Ok(Store::connect(options).await?)
     }
 

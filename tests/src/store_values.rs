@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use codelia_policy::{Limits, LimitsRequest, Policy, RunSpec, SessionFlags, SessionScopes};
 use codelia_store::{NewWorker, SessionSpec};
-use codelia_types::{
-    CommandSpec, Incarnation, Mode, Outcome, Receipt, RunResult, Usage, Violations, WorkerId,
-};
+use codelia_types::{CommandSpec, Incarnation, Mode, Outcome, Receipt, RunResult, Usage, WorkerId};
 use uuid::Uuid;
 
 /// A worker with four slots in mode `logical`.
@@ -61,18 +59,13 @@ pub fn logical_run() -> RunSpec {
 #[must_use]
 pub fn exit(code: i32) -> RunResult {
     RunResult {
-        outcome: Outcome::Exited(code),
-        usage: Usage::default(),
-        receipt: Receipt::default(),
-        sandbox_root: "/s".into(),
+        usage: Some(Usage::default()),
+        receipt: Some(Receipt::default()),
+        sandbox_root: Some("/s".into()),
         setup_time: Some(Duration::from_micros(300)),
         prepared: true,
-        unenforced: vec![],
         watched: vec!["limits.pids".to_owned()],
-        output_bytes: 0,
-        output_truncated: false,
-        output_total: 0,
-        violations: Violations::default(),
-        changes: None,
+        output_total: Some(0),
+        ..Outcome::Exited(code).into()
     }
 }

@@ -45,8 +45,7 @@ impl Up {
     }
 
     /// The URL of its private database.
-    #[must_use]
-    pub fn database_url(&self) -> String {
+    fn database_url(&self) -> String {
         let socket = self.data().join("postgres/run").to_string_lossy().replace('/', "%2F");
         format!("postgres://codelia@{socket}:5432/codelia")
     }

@@ -36,7 +36,7 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize, runs: u64) -> 
 
 /// Queues the runs without a worker, then starts one and waits until all have ended.
 async fn drain(server: &LocalPostgres, cores: usize, runs: usize) -> Result<f64> {
-    let settings = vec![("CODELIA_LIMITS_MAX_QUEUE_TIMEOUT_SECONDS", QUEUE_TIMEOUT.as_secs().to_string())];
+    let settings = vec![("CODELIA_LIMITS_MAX_QUEUE_TIMEOUT", format!("{}s", QUEUE_TIMEOUT.as_secs()))];
     let shape = ClusterOptions { slots: 4 * cores, settings, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
     let quotas = Quotas {

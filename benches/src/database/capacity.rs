@@ -1,6 +1,6 @@
 //! What one run costs: processor time and context switches of each process of an installation, statements
-//! and log (WAL) of the database, and allocations in a build that counts them. `docs/scaling.md` and ADR 7
-//! compute with it.
+//! and log (WAL) of the database, and allocations in a build that counts them. `docs/scaling.md`
+//! and `docs/measurements.md` have its numbers.
 
 use std::{
     collections::BTreeMap,

@@ -37,15 +37,8 @@ pub(crate) async fn settle(database: &Database) -> Result<()> {
 async fn add_past_partitions(database: &Database) -> Result<()> {
     database
         .execute(&format!(
-            "DO $$ DECLARE parent text; first date := (now() AT TIME ZONE 'UTC')::date - {DAYS}; BEGIN
-                 FOREACH parent IN ARRAY ARRAY['ended_runs', 'run_output', 'run_labels'] LOOP
-                     EXECUTE format('ALTER TABLE %I DETACH PARTITION %I', parent, parent || '_before');
-                     EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (MINVALUE) TO (%L)',
-                                    parent, parent || '_before', run_id_at(first::timestamp AT TIME ZONE 'UTC'));
-                 END LOOP;
-                 EXECUTE format('CREATE OR REPLACE FUNCTION first_run_partition() RETURNS date LANGUAGE sql IMMUTABLE AS %L',
-                                format('SELECT date %L', first));
-                 PERFORM create_run_partitions(first + n) FROM generate_series(0, {DAYS}) AS n;
+            "DO $$ DECLARE first date := (now() AT TIME ZONE 'UTC')::date - {DAYS}; BEGIN
+                 PERFORM create_run_partitions(first + n), create_audit_partition(first + n) FROM generate_series(0, {DAYS}) AS n;
              END $$"
         ))
         .await
@@ -67,14 +60,10 @@ pub(crate) async fn ended_runs(database: &Database, template: SessionId, count: 
              FROM (SELECT n, now() - interval '{DAYS} days' * (n::float8 / {count}) AS at
                    FROM generate_series(1, {count}) AS n) AS spread;
              INSERT INTO ended_runs (id, tenant_id, session_id, spec, summary, labels, attempt, worker_id, incarnation,
-                                     lease_epoch, sandbox_root, created_at, started_at, ended_at, setup_micros, prepared,
-                                     unenforced, watched, outcome, exit_code, usage, receipt, output_bytes,
-                                     output_truncated, output_total)
+                                     lease_epoch, created_at, started_at, ended_at, output_bytes, result)
              SELECT f.id, f.tenant, CASE WHEN f.n % 10 = 0 THEN t.session_id ELSE md5((f.n / 25)::text)::uuid END,
                     t.spec, t.summary, CASE WHEN f.n % 1000 = 0 THEN '{{\"kind\": \"rare\"}}' ELSE t.labels END, 1, t.worker_id, t.incarnation,
-                    t.lease_epoch, t.sandbox_root, f.at, f.at, f.at, t.setup_micros, t.prepared,
-                    t.unenforced, t.watched, t.outcome, t.exit_code, t.usage, t.receipt, t.output_bytes,
-                    false, t.output_total
+                    t.lease_epoch, f.at, f.at, f.at, t.output_bytes, t.result
              FROM filled f, (SELECT * FROM ended_runs WHERE session_id = '{template}' LIMIT 1) AS t;
              INSERT INTO run_output (run_id, position, stream, stream_offset, data)
              SELECT id, 0, 1, 0, 'a line of output' FROM filled;
@@ -114,8 +103,8 @@ pub(crate) async fn installation(database: &Database, template: SessionId, runs:
              SELECT gen_random_uuid(), CASE WHEN n % 2 = 0 THEN 'load' ELSE 'tenant-' || n % 100 END, t.spec, t.labels,
                     now() + interval '1 day', interval '12 hours', now() + interval '12 hours'
              FROM generate_series(0, {open}) AS n, (SELECT * FROM sessions WHERE id = '{template}') AS t;
-             INSERT INTO events (id, created_at, kind, tenant_id, detail)
-             SELECT (substr(replace(run_id_at(at)::text, '-', ''), 1, 12) || '7' || substr(md5(n::text), 1, 19))::uuid, at,
+             INSERT INTO audit (writer, id, at, kind, tenant_id, detail)
+             SELECT '{template}', (substr(replace(run_id_at(at)::text, '-', ''), 1, 12) || '7' || substr(md5(n::text), 1, 19))::uuid, at,
                     'RUN_REFUSED', CASE WHEN n % 2 = 0 THEN 'load' ELSE 'tenant-' || n % 100 END, '{{\"reason\": \"FILL\"}}'
              FROM (SELECT n, now() - interval '{DAYS} days' * (n::float8 / {events}) AS at
                    FROM generate_series(1, {events}) AS n) AS spread"

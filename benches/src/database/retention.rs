@@ -34,7 +34,7 @@ pub(crate) async fn measure(server: &LocalPostgres, seconds: u64) -> Result<Repo
     let database = Database::on(server).await?;
     let store = open(&database).await?;
     let load = StoreLoad::prepare(store.clone(), 0).await?;
-    let retention = Retention { runs: KEEP, output: KEEP, events: KEEP, audit: KEEP };
+    let retention = Retention { runs: KEEP, output: KEEP, audit: KEEP };
     let mut upkeep = Upkeep::new(store.clone(), retention);
     let (written, mut report) = (AtomicU64::new(0), Report::default());
     let samples = async {

@@ -61,7 +61,6 @@ impl StoreLoad {
             id: SessionId::generate(),
             tenant: &self.tenant,
             key: KeyId::generate(),
-            key_version: None,
             alias: None,
             spec: &spec,
             labels: &BTreeMap::new(),
@@ -112,7 +111,7 @@ impl StoreLoad {
     /// Commits a run with some output.
     pub(crate) async fn commit(&self, run: RunId, lease: &Lease) -> Result<()> {
         let length = i64::try_from(OUTPUT.len())?;
-        let result = RunResult { output_bytes: length, output_total: length, ..exit(0) };
+        let result = RunResult { output_bytes: length, output_total: Some(length), ..exit(0) };
         let chunk =
             OutputChunk { position: 0, stream: OutputStream::Stdout, offset: 0, data: OUTPUT.to_vec() };
         let commit = RunCommit {

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{deploy, is_own};
 
 /// Settings of the test: a dead worker is detected quickly.
-const SETTINGS: [&str; 2] = ["CODELIA_WORKER_LEASE_TTL_SECONDS=3", "CODELIA_WORKER_POLL_INTERVAL_MS=200"];
+const SETTINGS: [&str; 2] = ["CODELIA_WORKER_LEASE_TTL=3s", "CODELIA_WORKER_POLL_INTERVAL=200ms"];
 
 /// What the image of Postgres does at its first start, with the host's programs.
 const POSTGRES: &str = r#"#!/bin/sh

@@ -266,13 +266,13 @@ async fn cli_exports_imports_and_lists_levels() -> Result<()> {
     assert!(again.code == Some(1) && again.stderr.contains("--force"), "{again:?}");
     let json = codelia(&["export", "--json", "--force", "work:t", "-o", file], b"").await?;
     let json: serde_json::Value = serde_json::from_str(&json.stdout)?;
-    assert_eq!((&json["entries"], &json["skipped_count"]), (&4.into(), &1.into()));
+    assert_eq!((&json["entries"], &json["skippedCount"]), (&"4".into(), &"1".into()));
     let done = codelia(&["import", file, "work:copy"], b"").await?;
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "", ""), "{done:?}");
     assert_eq!(client.get(&session.name, "copy/link/b/c").await?, "one\n");
     let archive = Archive::default().file("x", "stdin").finish();
     let done = codelia(&["import", "--json", "-", "work:copy"], &archive).await?;
-    assert_eq!(done.stdout, "{\"content_bytes\":5,\"entries\":1}\n", "{done:?}");
+    assert_eq!(done.stdout, "{\"contentBytes\":\"5\",\"entries\":\"1\"}\n", "{done:?}");
     let taken = codelia(&["import", "-", "work:copy"], &archive).await?;
     assert!(taken.code == Some(1) && taken.stderr.contains("FILE_EXISTS"), "{taken:?}");
     let hostile = Archive::default().file("../\u{1b}[2J", "x").finish();

@@ -40,7 +40,7 @@ async fn cli_copies_and_lists_files() -> Result<()> {
     assert_eq!(fs::read_to_string(back)?, "hello\n");
     let done = codelia(&cluster, &client, &["cp", "--json", "-", "work:in"], b"from stdin").await?;
     let copied: serde_json::Value = serde_json::from_str(&done.stdout)?;
-    assert_eq!((&copied["path"], &copied["size_bytes"]), (&"in".into(), &10.into()));
+    assert_eq!((&copied["path"], &copied["sizeBytes"]), (&"in".into(), &"10".into()));
     let done = codelia(&cluster, &client, &["cp", "work:in", "-"], b"").await?;
     assert_eq!(done.stdout, "from stdin");
     let done = codelia(&cluster, &client, &["ls", "--json", "work"], b"").await?;

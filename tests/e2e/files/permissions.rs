@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use codelia_policy::{FilesystemPolicy, Limits, LimitsRequest, Policy, SessionFlags};
 use codelia_store::{EventKind, NewSession, Quotas, SessionSpec};
-use codelia_tests::{Cluster, available, is_root};
+use codelia_tests::{Cluster, available, is_root, recorded_events};
 use codelia_types::{KeyId, Mode, SessionId};
 use tonic::Code;
 
@@ -88,7 +88,6 @@ pub(super) async fn with_policy(
         id,
         tenant: &"a".parse()?,
         key: KeyId::generate(),
-        key_version: None,
         alias: None,
         spec: &spec,
         labels: &BTreeMap::new(),
@@ -146,7 +145,7 @@ async fn session_policy_applies_to_file_calls() -> Result<()> {
     client.put(&name, "exact", &"x".repeat(1000)).await?;
     assert_eq!(outcome(client.put(&name, "more", &"x".repeat(1001)).await), too_large);
     assert_eq!(outcome(workspace.stat("more").await).0, Code::NotFound);
-    let events = cluster.store.event_list(&"a".parse()?, Some(EventKind::FileRefused), None, 100).await?;
+    let events = recorded_events(&cluster.store, &"a".parse()?, Some(EventKind::FileRefused)).await?;
     let rules: Vec<_> = events.iter().filter_map(|event| event.body.field.as_deref()).collect();
     for rule in ["policy.filesystem.denied_paths", "policy.filesystem.read_only_paths"] {
         assert!(rules.contains(&rule), "{rules:?}");

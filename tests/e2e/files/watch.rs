@@ -241,7 +241,7 @@ async fn cli_prints_changes() -> Result<()> {
     };
     let seen = async {
         let renamed = text.line_starting("renamed").await?;
-        let object = json.line_starting("{\"kind\":\"renamed\"").await?;
+        let object = json.line_starting("{\"kind\":\"FILE_EVENT_KIND_RENAMED\"").await?;
         anyhow::Ok((renamed, object))
     };
     let (renamed, object) = tokio::select! {
@@ -251,6 +251,7 @@ async fn cli_prints_changes() -> Result<()> {
     assert!(renamed.ends_with(" -> src/new"), "{renamed}");
     let object: serde_json::Value = serde_json::from_str(&object)?;
     assert_eq!(object["path"], "src/new");
+    assert!(object["previousPath"].is_string(), "{object}");
     client.close(name).await?;
     for mut process in [text, json] {
         assert_eq!(process.exited().await?.code(), Some(0));

@@ -17,7 +17,7 @@ use self::{attacks::Attacker, victim::Victim};
 use crate::isolation::isolating;
 
 /// Maximum memory of an api or worker during the attack, in MiB. The default of
-/// `api.max_request_mb_per_key` lets one key hold 128 of them.
+/// `api.max_request_size_per_key` lets one key hold 128 of them.
 const MAX_MEMORY_MIB: u64 = 384;
 
 /// How much a second attack may add to the peak of the first, in MiB: memory does not grow with the
@@ -25,7 +25,7 @@ const MAX_MEMORY_MIB: u64 = 384;
 const MAX_GROWTH_MIB: u64 = 64;
 
 /// Lease time of a worker if nothing else is configured.
-const DEFAULT_LEASE_SECONDS: &str = "15";
+const DEFAULT_LEASE: &str = "15s";
 
 /// Reads a line such as `VmHWM:  123 kB` of `/proc/PID/status`, in MiB.
 fn memory_mib(process: &Process, line: &str) -> Result<u64> {
@@ -47,7 +47,7 @@ fn peaks(cluster: &Cluster, when: &str) -> Result<[u64; 2]> {
 #[tokio::test]
 async fn attacker_cannot_hurt_other_tenant() -> Result<()> {
     let Some(mut cluster) = isolating("bwrap", 0).await? else { return Ok(()) };
-    cluster.add_worker_with(&[("CODELIA_WORKER_LEASE_TTL_SECONDS", DEFAULT_LEASE_SECONDS)]).await?;
+    cluster.add_worker_with(&[("CODELIA_WORKER_LEASE_TTL", DEFAULT_LEASE)]).await?;
     let (victim, attacker) = (Victim::new(&cluster).await?, Attacker::new(&cluster).await?);
     peaks(&cluster, "before")?;
     let over = AtomicBool::new(false);

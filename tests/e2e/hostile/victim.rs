@@ -45,10 +45,10 @@ impl Victim {
             damage.push(format!("the lease of the session has epoch {epoch}"));
         }
         let counts = [
-            ("events of a lost lease", "SELECT count(*) FROM events WHERE kind = 'WORKER_FENCED'", 0),
+            ("events of a lost lease", "SELECT count(*) FROM audit WHERE kind = 'WORKER_FENCED'", 0),
             (
                 "events of a worker out of rotation",
-                "SELECT count(*) FROM events WHERE kind = 'WORKER_OUT_OF_ROTATION'",
+                "SELECT count(*) FROM audit WHERE kind = 'WORKER_OUT_OF_ROTATION'",
                 0,
             ),
             (

@@ -31,8 +31,8 @@ async fn inv_s1_shell_is_isolated_by_default() -> Result<()> {
     let done = Process::finish(run, b"").await?;
     let record: Value = serde_json::from_str(&done.stdout)?;
     let isolating = ["native", "bwrap", "nsjail", "container"];
-    ensure!(isolating.iter().any(|mode| record["sandbox_mode"] == *mode), "{done:?}");
-    ensure!(record["isolation"] != "none" && record["output_bytes"] == 0, "{done:?}");
+    ensure!(isolating.iter().any(|mode| record["isolation"] == *mode), "{done:?}");
+    ensure!(record["mode"] != "SANDBOX_MODE_LOGICAL" && record["outputBytes"].is_null(), "{done:?}");
     up.terminate().await?;
     place.leak_guard().expect_no_processes().await;
     Ok(())

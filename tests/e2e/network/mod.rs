@@ -20,8 +20,8 @@ use codelia_policy::CA_VARIABLES;
 use codelia_proto::v1::{
     CreateSessionRequest, NetworkMode, NetworkPolicy, Policy, PortList, Run, StartRunRequest, TextList,
 };
-use codelia_store::{Event, EventKind};
-use codelia_tests::{Client, Cluster, Exec, TestNetwork, Transcript, shell};
+use codelia_store::EventKind;
+use codelia_tests::{Client, Cluster, Exec, RecordedEvent, TestNetwork, Transcript, recorded_events, shell};
 
 use crate::isolation::isolating_with;
 
@@ -116,8 +116,8 @@ impl Place {
         Ok(done.stdout_text())
     }
 
-    async fn events(&self, kind: EventKind) -> Result<Vec<Event>> {
-        Ok(self.cluster.store.event_list(&"a".parse()?, Some(kind), None, 500).await?)
+    async fn events(&self, kind: EventKind) -> Result<Vec<RecordedEvent>> {
+        recorded_events(&self.cluster.store, &"a".parse()?, Some(kind)).await
     }
 
     async fn end(self) -> Result<()> {

@@ -81,7 +81,7 @@ async fn incarnation(place: &Place) -> Result<i64> {
 
 /// Events without a tenant are for operators, who read them in the database.
 async fn restarts(place: &Place) -> Result<i64> {
-    let query = "SELECT count(*) FROM events WHERE kind = 'EGRESS_RESTARTED'";
+    let query = "SELECT count(*) FROM audit WHERE kind = 'EGRESS_RESTARTED'";
     eventually("the event of the restart", || async {
         let found = place.cluster.database.number(query).await;
         (!matches!(found, Ok(0))).then_some(found)

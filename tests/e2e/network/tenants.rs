@@ -10,9 +10,9 @@ use serde_json::Value;
 
 use super::{ALLOWED, OTHER, Place, lists::poll, network_policy, with_authority};
 
-/// Executes `codelia tenants policy …` as an operator.
+/// Executes `codelia policy …` for tenant `a`.
 async fn policy(place: &Place, operator: &Client, arguments: &[&str]) -> Result<ProcessOutput> {
-    let arguments = [&["tenants", "policy"], arguments].concat();
+    let arguments = [&["policy"], arguments, &["--scope", "organisation", "--name", "a"]].concat();
     Process::finish(place.cluster.cli(operator, &arguments), b"").await
 }
 
@@ -21,7 +21,7 @@ async fn set(place: &Place, operator: &Client, text: &str) -> Result<ProcessOutp
     let file = place.network.www().join("../tenant.yaml");
     fs::write(&file, text)?;
     let file = file.display().to_string();
-    policy(place, operator, &["set", "a", &file, "--reason", "only what they need", "--json"]).await
+    policy(place, operator, &["import", &file, "--reason", "only what they need", "--json"]).await
 }
 
 fn get(host: &str) -> String {
@@ -75,25 +75,26 @@ async fn tenant_policy_restricts_its_sessions_and_runs() -> Result<()> {
         let explained: Value = serde_json::from_str(&explained.stdout).context(explained.stderr)?;
         let fields = explained["fields"].as_array().context("fields")?;
         let source = |name: &str| fields.iter().find(|field| field["field"] == name).map(|f| &f["source"]);
-        ensure!(source("network.allowed_hosts") == Some(&"tenant".into()), "{explained}");
-        ensure!(source("command.blocked_patterns") == Some(&"tenant".into()), "{explained}");
-        ensure!(source("network.allowed_ports") == Some(&"session".into()), "{explained}");
+        ensure!(source("network.allowed_hosts") == Some(&"POLICY_SOURCE_TENANT".into()), "{explained}");
+        ensure!(source("command.blocked_patterns") == Some(&"POLICY_SOURCE_TENANT".into()), "{explained}");
+        ensure!(source("network.allowed_ports") == Some(&"POLICY_SOURCE_SESSION".into()), "{explained}");
     }
 
     // Who, when and why is kept for each version.
-    let cleared = policy(&place, &operator, &["clear", "a", "--reason", "no longer"]).await?;
+    let cleared = policy(&place, &operator, &["delete", "--reason", "no longer"]).await?;
     ensure!(cleared.code == Some(0), "{cleared:?}");
     ensure!(place.output(&session, &get(ALLOWED)).await? == "200", "no policy any more");
-    let shown = policy(&place, &operator, &["show", "a", "--json"]).await?;
-    let shown: Value = serde_json::from_str(&shown.stdout)?;
-    ensure!(shown["version"] == 2 && shown["policy"].is_null() && shown["reason"] == "no longer", "{shown}");
-    let first = policy(&place, &operator, &["show", "a", "--version", "1", "--json"]).await?;
+    let versions = policy(&place, &operator, &["history", "--json"]).await?;
+    let versions: Value = serde_json::from_str(&versions.stdout)?;
+    let last = &versions[0];
+    ensure!(last["version"] == "2" && last["deleted"] == true && last["reason"] == "no longer", "{versions}");
+    let first = policy(&place, &operator, &["export", "--version", "1", "--json"]).await?;
     let first: Value = serde_json::from_str(&first.stdout)?;
-    ensure!(first["policy"]["network"]["allowed_hosts"][0] == OTHER, "{first}");
-    ensure!(first["reason"] == "only what they need" && first["key_id"].is_string(), "{first}");
+    ensure!(first["policy"]["network"]["allowedHosts"]["values"][0] == OTHER, "{first}");
+    ensure!(first["reason"] == "only what they need" && first["keyId"].is_string(), "{first}");
     let events = place.events(EventKind::TenantPolicySet).await?;
     ensure!(events.len() == 2 && events.iter().all(|event| event.subject.key.is_some()), "{events:?}");
-    let denied = policy(&place, &place.client, &["clear", "a", "--reason", "mine"]).await?;
+    let denied = policy(&place, &place.client, &["delete", "--reason", "mine"]).await?;
     ensure!(denied.code == Some(1) && denied.stderr.contains("operator"), "{denied:?}");
     place.end().await
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use base64::{Engine, engine::general_purpose::STANDARD};
-use codelia_tests::Cluster;
+use codelia_tests::{Cluster, Process};
 use serde_json::{Value, json};
 
 use super::{WebCaller, prefixed, split};
@@ -47,6 +47,25 @@ async fn json_calls_create_run_and_stream() -> Result<()> {
     }
     assert_eq!(text, "first\nsecond\n");
     assert_eq!(last["event"]["finished"]["run"]["state"], "RUN_STATE_ENDED");
+    cluster.end().await
+}
+
+#[tokio::test]
+async fn command_line_prints_json_of_the_api() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let client = cluster.tenant("a").await?;
+    let caller = WebCaller::new(&cluster, &client);
+    let session = client.session().await?.name;
+    client.exec(&session, "echo out; exit 3").await?;
+    for (words, method, request, field) in [
+        ("info --json", "InfoService/GetServerInfo", json!({}), "serverInfo"),
+        ("ps --all --json", "RunService/ListRuns", json!({ "parent": session }), "runs"),
+    ] {
+        let arguments: Vec<&str> = words.split(' ').collect();
+        let done = Process::finish(cluster.cli(&client, &arguments), b"").await?;
+        let printed: Value = serde_json::from_str(&done.stdout).with_context(|| format!("{done:?}"))?;
+        assert_eq!(printed, caller.json(method, &request).await?.json().await?[field]);
+    }
     cluster.end().await
 }
 

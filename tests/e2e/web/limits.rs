@@ -43,9 +43,9 @@ async fn trickle(address: &str, head: &str, bytes: &str) -> Result<String> {
 #[tokio::test]
 async fn slow_http1_requests_are_ended() -> Result<()> {
     let cluster = cluster_with(&[
-        ("CODELIA_API_FIRST_REQUEST_TIMEOUT_SECONDS", "1"),
-        ("CODELIA_API_IDLE_TIMEOUT_SECONDS", "1"),
-        ("CODELIA_API_MESSAGE_TIMEOUT_SECONDS", "1"),
+        ("CODELIA_API_FIRST_REQUEST_TIMEOUT", "1s"),
+        ("CODELIA_API_IDLE_TIMEOUT", "1s"),
+        ("CODELIA_API_MESSAGE_TIMEOUT", "1s"),
     ])
     .await?;
     let client = cluster.tenant("a").await?;
@@ -83,7 +83,7 @@ async fn json_is_held_to_the_limits_of_grpc() -> Result<()> {
     let cluster = cluster_with(&[
         ("CODELIA_API_MAX_CALLS_PER_KEY", "4"),
         ("CODELIA_API_MAX_WATCHES_PER_KEY", "2"),
-        ("CODELIA_API_MAX_REQUEST_MB_PER_KEY", "6"),
+        ("CODELIA_API_MAX_REQUEST_SIZE_PER_KEY", "6 MiB"),
         ("CODELIA_API_FAILED_KEYS_PER_MINUTE", "3"),
     ])
     .await?;
@@ -103,7 +103,7 @@ async fn json_is_held_to_the_limits_of_grpc() -> Result<()> {
     let body = json!({ "parent": parent, "command": { "argv": ["true", "x".repeat(7 * MIB)] } });
     let refused = caller.json("RunService/StartRun", &body).await?;
     let (status, error) = (refused.status, refused.text().await?);
-    assert!(status == 429 && error.contains("max_request_mb_per_key"), "{status}: {error}");
+    assert!(status == 429 && error.contains("max_request_size_per_key"), "{status}: {error}");
 
     let run = caller.start(&parent, "until [ -e go ]; do sleep 0.05; done").await?;
     let watch = || async { caller.json("RunService/WatchRun", &json!({ "name": run })).await };
@@ -147,8 +147,7 @@ async fn stalled_watch(caller: &WebCaller, run: &str) -> Result<TcpStream> {
 #[tokio::test]
 async fn http1_caller_that_reads_nothing_is_closed() -> Result<()> {
     let cluster =
-        cluster_with(&[("CODELIA_API_IDLE_TIMEOUT_SECONDS", "1"), ("CODELIA_API_MAX_WATCHES_PER_KEY", "1")])
-            .await?;
+        cluster_with(&[("CODELIA_API_IDLE_TIMEOUT", "1s"), ("CODELIA_API_MAX_WATCHES_PER_KEY", "1")]).await?;
     let client = cluster.tenant("a").await?;
     let caller = WebCaller::new(&cluster, &client);
     let run = caller.start(&client.session().await?.name, "head -c 9000000 /dev/zero").await?;

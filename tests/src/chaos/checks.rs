@@ -318,7 +318,7 @@ pub(crate) async fn find_rows(connection: &mut PgConnection, findings: &mut Find
         ("leased sessions", "SELECT count(*) FROM sessions WHERE lease_worker IS NOT NULL"),
         (
             "unclean receipts",
-            "SELECT count(*) FROM runs, jsonb_each_text(receipt) AS left_behind WHERE left_behind.value <> '0'",
+            "SELECT count(*) FROM runs, jsonb_each_text(result -> 'receipt') AS left_behind WHERE left_behind.value <> '0'",
         ),
     ];
     for (what, query) in counts {

@@ -12,7 +12,7 @@ use super::{
 use crate::{Client, Cluster, ClusterOptions, eventually, shell};
 
 /// Longer than a promotion takes, so that only the fence can end leases.
-const LEASE_SECONDS: &str = "8";
+const LEASE: &str = "8s";
 const REMOVE_FENCE: &str = "DROP TRIGGER check_identity ON workers; DROP TRIGGER check_identity ON sessions;";
 const SELECT_EPOCH: &str = "SELECT lease_epoch FROM sessions";
 
@@ -37,7 +37,7 @@ pub async fn promote_lagging_standby(is_fenced: bool) -> Result<LostWindow> {
     let options = ClusterOptions { apis: 1, workers: 0, shared_root: true, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_on(empty, options).await?;
     for _ in 0..2 {
-        cluster.add_worker_with(&[("CODELIA_WORKER_LEASE_TTL_SECONDS", LEASE_SECONDS)]).await?;
+        cluster.add_worker_with(&[("CODELIA_WORKER_LEASE_TTL", LEASE)]).await?;
     }
     if !is_fenced {
         cluster.database.execute(REMOVE_FENCE).await?;

@@ -120,7 +120,7 @@ impl DisabledSafeguard {
     }
 
     fn settings(self) -> Option<(&'static str, &'static str)> {
-        (self != Self::None).then_some(("CODELIA_WORKER_LEASE_TTL_SECONDS", "9"))
+        (self != Self::None).then_some(("CODELIA_WORKER_LEASE_TTL", "9s"))
     }
 }
 

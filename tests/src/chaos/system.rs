@@ -41,8 +41,8 @@ const END_OBSERVER: &str = "
 CREATE TABLE chaos_ends (run_id uuid NOT NULL, by_worker boolean NOT NULL, authorized boolean NOT NULL);
 CREATE FUNCTION chaos_observe() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO chaos_ends VALUES (NEW.id, NEW.receipt IS NOT NULL,
-        NEW.receipt IS NULL OR (current_setting('chaos.process', true) = NEW.worker_id AND EXISTS (
+    INSERT INTO chaos_ends VALUES (NEW.id, NEW.result ? 'receipt',
+        NOT NEW.result ? 'receipt' OR (current_setting('chaos.process', true) = NEW.worker_id AND EXISTS (
             SELECT 1 FROM sessions s JOIN workers w ON w.id = s.lease_worker AND w.incarnation = s.lease_incarnation
             WHERE s.id = NEW.session_id AND s.lease_worker = NEW.worker_id AND s.lease_incarnation = NEW.incarnation
               AND s.lease_epoch = NEW.lease_epoch AND w.lease_until > now())));
@@ -91,9 +91,9 @@ impl TestSystem {
         let disk = Disk::mount(&cluster.directory().join("small"), WORKER_DISK)?;
         let (mut proxies, mut links) = (Vec::new(), Vec::new());
         let mut shared = internal_tls(&cluster)?;
-        shared.push(("CODELIA_OUTPUT_INLINE_KB", "16".to_owned()));
+        shared.push(("CODELIA_OUTPUT_INLINE", "16 KiB".to_owned()));
         // The faults fill a small disk to the last byte.
-        shared.push(("CODELIA_WORKER_DISK_RESERVE_MB", "0".to_owned()));
+        shared.push(("CODELIA_WORKER_DISK_RESERVE", "0".to_owned()));
         shared.push(("CODELIA_OUTPUT_STORE", format!("file://{}", output_directory(&cluster).display())));
         shared.extend(options.pooler.then(|| ("CODELIA_DATABASE_POOLER", "transaction".to_owned())));
         for (number, name) in workers.iter().enumerate() {
@@ -353,7 +353,7 @@ fn worker_address() -> String {
 
 fn cluster_options() -> ClusterOptions {
     let settings = vec![
-        ("CODELIA_WORKER_DRAIN_GRACE_SECONDS", "10".to_owned()),
+        ("CODELIA_WORKER_DRAIN_GRACE", "10s".to_owned()),
         ("CODELIA_SANDBOX_CONTAINER_SOCKET", std::env::var(ENGINE_SOCKET).unwrap_or_default()),
     ];
     ClusterOptions { apis: 0, workers: 0, slots: 6, shared_root: true, settings }

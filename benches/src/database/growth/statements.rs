@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use codelia_store::{HeldSessions, Retention, RunFilter, RunState, SessionFilter, SessionRef, SessionState};
+use codelia_store::{
+    AuditFilter, HeldSessions, Retention, RunFilter, RunState, SessionFilter, SessionRef, SessionState,
+};
 use codelia_types::RunId;
 use futures::future::BoxFuture;
 
@@ -12,7 +14,7 @@ use crate::database::{fill, store_load::StoreLoad};
 const PAGE: i64 = 50;
 const BATCH: i64 = 500;
 const MONTHS: Duration = Duration::from_secs(90 * 86_400);
-const KEEP: Retention = Retention { runs: MONTHS, output: MONTHS, events: MONTHS, audit: MONTHS };
+const KEEP: Retention = Retention { runs: MONTHS, output: MONTHS, audit: MONTHS };
 
 /// When a statement is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +89,7 @@ fn lease(subject: &Subject) -> &codelia_store::Lease {
     &subject.load.leases[0]
 }
 
-pub(super) static STATEMENTS: [Statement; 35] = [
+pub(super) static STATEMENTS: [Statement; 34] = [
     statement!("session_create", Path, |s| s.load.create_session(None)),
     statement!("lease_acquire", Path, |s| s.load.create_session(None).await? => |session| s.load.lease(session)),
     statement!("run_insert", Path, |s| s.load.insert(lease(s).session)),
@@ -132,7 +134,6 @@ pub(super) static STATEMENTS: [Statement; 35] = [
         .load
         .store
         .session_purge_any_tenant(KEEP.runs, BATCH)),
-    statement!("event_purge, nothing due", Periodic, |s| s.load.store.event_purge_any_tenant(&KEEP, BATCH)),
     statement!("run_list, first page", List, |s| s.load.store.run_list(
         &s.load.tenant,
         &RunFilter::default(),
@@ -157,13 +158,13 @@ pub(super) static STATEMENTS: [Statement; 35] = [
         |filter| s.load.store.session_list(&s.load.tenant, &filter, PAGE)),
     statement!("session_list, deep page", List, |s| fill::deep_sessions() =>
         |filter| s.load.store.session_list(&s.load.tenant, &filter, PAGE)),
-    statement!("event_list, first page", List, |s| s.load.store.event_list(&s.load.tenant, None, None, PAGE)),
-    statement!("event_list, deep page", List, |s| s.load.store.event_list(
-        &s.load.tenant,
-        None,
-        Some(fill::middle_id()),
+    statement!("audit_list, first page", List, |s| s.load.store.audit_list(
+        Some(&s.load.tenant),
+        &AuditFilter::default(),
         PAGE
     )),
+    statement!("audit_list, deep page", List, |s| AuditFilter { after: Some(fill::middle_id()), ..AuditFilter::default() } =>
+        |filter| s.load.store.audit_list(Some(&s.load.tenant), &filter, PAGE)),
     statement!("output_read", List, |s| s.load.store.output_read(&s.load.tenant, s.ended, 0, 1 << 20)),
     statement!("tenant_usage", List, |s| s.load.store.tenant_usage(&s.load.tenant)),
     statement!("worker_list", List, |s| s.load.store.worker_list(None, PAGE)),
