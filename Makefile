@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help up down build dist images test check bench chaos skew sqlx clean
+.PHONY: help up down build dist images test check fuzz bench chaos skew sqlx clean
 
 # A freshly installed rustup is not in the PATH of this shell yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -47,6 +47,13 @@ check: ## Check format, lints, docs, licences, dependency direction, queries and
 	@scripts/install-deps check
 	@scripts/check
 
+# How long each fuzz target runs.
+SECONDS ?= 60
+
+fuzz: ## Fuzz the parsers of what sandboxes and callers send (SECONDS=60 TARGETS="tar socks")
+	@scripts/install-deps fuzz
+	@scripts/fuzz $(SECONDS) $(TARGETS)
+
 bench: ## Measure against raw fork+exec, raw tools and raw Postgres, in one run
 	@scripts/install-deps bench
 	@scripts/bench $(ARGS)
@@ -55,7 +62,7 @@ chaos: ## Inject random faults; count runs lost or doubled and leaks (SEEDS="7 8
 	@scripts/install-deps test
 	@scripts/chaos
 
-skew: ## Replace a running installation of another commit with this one (REV=commit)
+skew: ## Replace a running installation of a release with this one (REV=tag, from the first release on)
 	@scripts/install-deps test
 	@CODELIA_TEST_PREVIOUS="$$(scripts/previous-build $(REV) | tail -n 1)" scripts/test -E 'test(rolling_restart)'
 
