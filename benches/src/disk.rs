@@ -34,7 +34,8 @@ impl Installation {
             return Ok(None);
         }
         cluster.add_worker().await?;
-        let quotas = Quotas { sessions: i64::MAX, requests_per_second: 1_000_000, ..Quotas::default() };
+        let quotas =
+            Quotas { sessions: i64::MAX, requests_per_second: 1_000_000, ..Quotas::default() };
         let client = cluster.tenant_with("load", quotas).await?;
         let session = client.session().await?.name;
         client.exec(&session, "true").await?;
@@ -70,7 +71,8 @@ async fn missing(cluster: &Cluster) -> Result<Option<String>> {
     doctor.arg("--json");
     let found: Value = serde_json::from_str(&Process::finish(doctor, b"").await?.stdout)?;
     let checks = found["checks"].as_array().context("checks")?;
-    let check = checks.iter().find(|check| check["check"] == "disk limits").context("disk limits")?;
+    let check =
+        checks.iter().find(|check| check["check"] == "disk limits").context("disk limits")?;
     Ok((check["good"] != true).then(|| check["found"].as_str().unwrap_or_default().to_owned()))
 }
 

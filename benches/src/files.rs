@@ -1,5 +1,6 @@
-//! A directory up and down through the service as tar archives, next to `tar` and `cat` over a Unix socket,
-//! and the memory that api and worker need for it. `make bench ARGS="files 256"` uses this many MiB.
+//! A directory up and down through the service as tar archives, next to `tar` and `cat` over a Unix
+//! socket, and the memory that api and worker need for it. `make bench ARGS="files 256"` uses this
+//! many MiB.
 
 use std::{
     fs::{self, File},
@@ -47,7 +48,8 @@ pub(crate) async fn measure(server: &LocalPostgres, mebibytes: u64) -> Result<Re
     let session = client.session().await?.name;
     let scratch = Scratch::new()?;
     let files = make_files(&scratch, mebibytes)?;
-    let pids = [("api", cluster.apis[0].process.pid()), ("worker", cluster.workers[0].process.pid())];
+    let pids =
+        [("api", cluster.apis[0].process.pid()), ("worker", cluster.workers[0].process.pid())];
     // Once, so that the memory of a first transfer does not count.
     import(&client, &session, &scratch.join("warm")).await?;
     let mut before = Vec::new();
@@ -64,7 +66,9 @@ pub(crate) async fn measure(server: &LocalPostgres, mebibytes: u64) -> Result<Re
         times.raw_down.push(raw_copy(&files, Path::new("/dev/null"))?);
     }
     let mut report = Report::default();
-    report.note(&format!("{mebibytes} MiB in files of {FILE_MEBIBYTES} MiB, medians of {ROUNDS} rounds"));
+    report.note(&format!(
+        "{mebibytes} MiB in files of {FILE_MEBIBYTES} MiB, medians of {ROUNDS} rounds"
+    ));
     note(&mut report, "up", &mut times.up, &mut times.raw_up, mebibytes);
     note(&mut report, "down", &mut times.down, &mut times.raw_down, mebibytes);
     for ((name, pid), before) in pids.into_iter().zip(before) {
@@ -86,13 +90,22 @@ fn megabytes(mebibytes: u64) -> f64 {
     mebibytes as f64 * 1.048_576
 }
 
-fn note(report: &mut Report, way: &str, through: &mut [Duration], raw: &mut [Duration], mebibytes: u64) {
+fn note(
+    report: &mut Report,
+    way: &str,
+    through: &mut [Duration],
+    raw: &mut [Duration],
+    mebibytes: u64,
+) {
     let rate = |times: &mut [Duration]| {
         times.sort();
         megabytes(mebibytes) / times[times.len() / 2].as_secs_f64()
     };
     let (through, raw) = (rate(through), rate(raw));
-    report.note(&format!("{way}: {through:.0} MB/s, {RAW}: {raw:.0} MB/s ({:.0} %)", 100.0 * through / raw));
+    report.note(&format!(
+        "{way}: {through:.0} MB/s, {RAW}: {raw:.0} MB/s ({:.0} %)",
+        100.0 * through / raw
+    ));
 }
 
 /// Files that do not compress, and an empty directory for the first transfer.
@@ -134,13 +147,15 @@ fn raw_copy(files: &Path, to: &Path) -> Result<Duration> {
 
 /// Sends an archive of the files to the session, in place of the former ones.
 async fn import(client: &Client, session: &str, files: &Path) -> Result<Duration> {
-    let request = RemoveFileRequest { parent: session.to_owned(), path: "copy".to_owned(), recursive: true };
+    let request =
+        RemoveFileRequest { parent: session.to_owned(), path: "copy".to_owned(), recursive: true };
     // There is nothing to remove the first time.
     let _ = client.files().remove_file(request).await;
     let begun = Instant::now();
     let mut tar = tar(files, Stdio::piped())?;
     let mut output = tar.stdout.take().context("the output of tar")?;
-    let open = ImportFilesOpen { parent: session.to_owned(), path: "copy".to_owned(), overwrite: false };
+    let open =
+        ImportFilesOpen { parent: session.to_owned(), path: "copy".to_owned(), overwrite: false };
     let (sender, messages) = mpsc::channel(4);
     let reading = tokio::task::spawn_blocking(move || -> Result<()> {
         let send = |kind| sender.blocking_send(ImportFilesRequest { kind: Some(kind) });
@@ -165,8 +180,11 @@ async fn import(client: &Client, session: &str, files: &Path) -> Result<Duration
 /// Receives an archive of the files and counts its bytes.
 async fn export(client: &Client, session: &str) -> Result<Duration> {
     let begun = Instant::now();
-    let request =
-        ExportFilesRequest { parent: session.to_owned(), path: "copy".to_owned(), ..Default::default() };
+    let request = ExportFilesRequest {
+        parent: session.to_owned(),
+        path: "copy".to_owned(),
+        ..Default::default()
+    };
     let mut chunks = client.files().export_files(request).await?.into_inner();
     let mut is_complete = false;
     while let Some(chunk) = chunks.message().await? {

@@ -36,12 +36,14 @@ const POLL_INTERVAL: &str = "500ms";
 /// Delay until earlier work of the database is done.
 const SETTLE_DELAY: Duration = Duration::from_secs(15);
 
-/// Fills the history, creates the sessions, measures the processes, kills the worker, and waits until
-/// its successor serves a session.
+/// Fills the history, creates the sessions, measures the processes, kills the worker, and waits
+/// until its successor serves a session.
 pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
-    let mut cluster =
-        Cluster::start_on(Database::on(server).await?, ClusterOptions { workers: 0, ..Default::default() })
-            .await?;
+    let mut cluster = Cluster::start_on(
+        Database::on(server).await?,
+        ClusterOptions { workers: 0, ..Default::default() },
+    )
+    .await?;
     cluster.add_worker_with(&[("CODELIA_WORKER_POLL_INTERVAL", POLL_INTERVAL)]).await?;
     let quotas = Quotas { sessions: i64::MAX, requests_per_second: 1_000_000, ..Quotas::default() };
     let client = cluster.tenant_with("load", quotas).await?;
@@ -58,11 +60,14 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
     let begun = Instant::now();
     let sessions = create_sessions(&client, mode).await?;
     report.note(&format!("{SESSIONS} sessions created in {:.1?}", begun.elapsed()));
-    let held: i64 = cluster.store.worker_list(None, 10).await?.iter().map(|worker| worker.sessions).sum();
+    let held: i64 =
+        cluster.store.worker_list(None, 10).await?.iter().map(|worker| worker.sessions).sum();
     ensure!(held > i64::try_from(SESSIONS)?, "the worker holds only {held} sessions");
     let each = resident(&cluster)?.saturating_sub(memory_before) / SESSIONS as u64;
-    report
-        .check(each <= MAX_BYTES, &format!("worker memory per session: {each} bytes (target ≤ {MAX_BYTES})"));
+    report.check(
+        each <= MAX_BYTES,
+        &format!("worker memory per session: {each} bytes (target ≤ {MAX_BYTES})"),
+    );
     note_idle(&mut report, &cluster, "all sessions").await?;
 
     let begun = Instant::now();
@@ -71,7 +76,8 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
     cluster.restart_worker(0).await?;
     let ready_in = begun.elapsed();
     let session = &sessions[0];
-    eventually("a run in an old session", || async { client.exec(session, "true").await.ok() }).await;
+    eventually("a run in an old session", || async { client.exec(session, "true").await.ok() })
+        .await;
     report.note(&format!(
         "after kill and restart: worker ready in {ready_in:.1?}, run in an old session done in {:.1?}",
         begun.elapsed()

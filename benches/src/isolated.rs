@@ -1,5 +1,5 @@
-//! Runs in the modes that isolate, next to raw bubblewrap: with a prepared sandbox, concurrently, and
-//! in new sessions. The targets are those of the fastest mode that this host has.
+//! Runs in the modes that isolate, next to raw bubblewrap: with a prepared sandbox, concurrently,
+//! and in new sessions. The targets are those of the fastest mode that this host has.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -78,7 +78,9 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
         for subject in &subjects {
             turn.push((subject.burst_row(), subject.burst().await?));
         }
-        turn.into_iter().filter(|_| burst > 0).for_each(|(name, measured)| report.add(&name, measured));
+        turn.into_iter()
+            .filter(|_| burst > 0)
+            .for_each(|(name, measured)| report.add(&name, measured));
     }
     cluster.end().await?;
     up.end().await?;
@@ -124,12 +126,13 @@ impl Subject {
         Ok(())
     }
 
-    /// Measures the first byte in sessions that are created at the same time, and closes all of them
-    /// afterwards.
+    /// Measures the first byte in sessions that are created at the same time, and closes all of
+    /// them afterwards.
     async fn burst(&self) -> Result<Measured> {
         let sessions = Mutex::new(Vec::new());
         let measured = Measured::each(NEW_SESSIONS, async |_| {
-            let (latency, session) = Runs::first_byte_in_new_session(&self.client, self.mode).await?;
+            let (latency, session) =
+                Runs::first_byte_in_new_session(&self.client, self.mode).await?;
             sessions.lock().unwrap_or_else(PoisonError::into_inner).push(session);
             Ok(latency)
         });
@@ -142,7 +145,11 @@ impl Subject {
     fn check(&self, report: &mut Report) -> Result<()> {
         let (mode, millis) = (self.mode.as_str(), Duration::from_millis);
         let share = report.of(&self.together_row())?.rate() / report.of(RAW)?.rate();
-        report.check_ratio(&format!("{mode}: runs of `true` relative to the raw bwrap loop"), share, 1.2);
+        report.check_ratio(
+            &format!("{mode}: runs of `true` relative to the raw bwrap loop"),
+            share,
+            1.2,
+        );
         report.check_percentile(&self.steady_row(), 50.0, Duration::from_micros(2500))?;
         report.check_percentile(&self.steady_row(), 95.0, millis(5))?;
         report.check_percentile(&self.new_session_row(), 95.0, millis(15))?;
@@ -151,7 +158,11 @@ impl Subject {
         let factor = p95(&self.burst_row())? / p95(RAW_BURST)?;
         report.check_factor(&format!("{mode}: p95 of a burst relative to raw bwraps"), factor, 1.0);
         let hits = ratio(self.prepared, self.runs);
-        report.check_ratio(&format!("{mode}: runs with a prepared sandbox in a steady session"), hits, 0.9);
+        report.check_ratio(
+            &format!("{mode}: runs with a prepared sandbox in a steady session"),
+            hits,
+            0.9,
+        );
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! `make bench`: the cost of a run compared with its lower bounds. All parts run on one machine in
-//! turns, so that noise affects all alike. `make bench ARGS=isolated,peers` measures these parts, and
-//! `--docs` draws the plots of the documentation again.
+//! turns, so that noise affects all alike. `make bench ARGS=isolated,peers` measures these parts,
+//! and `--docs` draws the plots of the documentation again.
 
 #![forbid(unsafe_code)]
 
@@ -73,13 +73,16 @@ fn numbers(all: &[u64]) -> Result<Vec<u64>> {
 async fn main() -> Result<()> {
     let named = arguments().next();
     let parts = named.as_deref().map_or(PARTS.to_vec(), |named| named.split(',').collect());
-    if let Some(unknown) = parts.iter().find(|part| !PARTS.contains(part) && !NAMED_PARTS.contains(part)) {
+    if let Some(unknown) =
+        parts.iter().find(|part| !PARTS.contains(part) && !NAMED_PARTS.contains(part))
+    {
         bail!("unknown part {unknown:?}, expected some of {PARTS:?} or {NAMED_PARTS:?}");
     }
     // The same server settings as `codelia up`: durability stays on.
     let scratch = Scratch::new()?;
     let server = LocalPostgres::start(&scratch.join("postgres")).await?;
-    let mut bench = Bench { cores: std::thread::available_parallelism()?.get(), server, targets: Vec::new() };
+    let mut bench =
+        Bench { cores: std::thread::available_parallelism()?.get(), server, targets: Vec::new() };
     for part in parts {
         println!("== {part}");
         if let Some(report) = bench.measure(part, &scratch).await? {
@@ -144,7 +147,9 @@ impl Bench {
                 }
                 counting.stop().await?;
             }
-            "growth" => println!("{}", growth::measure(&self.server, &numbers(&growth::SIZES)?).await?),
+            "growth" => {
+                println!("{}", growth::measure(&self.server, &numbers(&growth::SIZES)?).await?)
+            }
             _ => cells::days().for_each(|day| println!("{day}")),
         }
         Ok(())

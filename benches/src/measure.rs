@@ -21,7 +21,11 @@ pub(crate) struct Measured {
 
 impl Measured {
     /// Repeats `work` in each lane for `time`. The latency that `work` returns counts.
-    pub(crate) async fn of<F>(lanes: usize, time: Duration, work: impl Fn(usize) -> F) -> Result<Self>
+    pub(crate) async fn of<F>(
+        lanes: usize,
+        time: Duration,
+        work: impl Fn(usize) -> F,
+    ) -> Result<Self>
     where
         F: Future<Output = Result<Duration>>,
     {
@@ -57,7 +61,10 @@ impl Measured {
     }
 
     /// What another process measured in `took`.
-    pub(crate) fn from_latencies(all: impl IntoIterator<Item = Duration>, took: Duration) -> Result<Self> {
+    pub(crate) fn from_latencies(
+        all: impl IntoIterator<Item = Duration>,
+        took: Duration,
+    ) -> Result<Self> {
         let mut latencies = Histogram::new(3)?;
         for latency in all {
             latencies.record(u64::try_from(latency.as_micros())?)?;

@@ -12,7 +12,11 @@ pub(crate) const ISOLATING: [Mode; 2] = [Mode::Bwrap, Mode::Native];
 pub(crate) const ALL: [Mode; 3] = [Mode::Logical, Mode::Bwrap, Mode::Native];
 
 /// Those of these modes that the workers of the cluster serve. Says which are left out.
-pub(crate) async fn served(cluster: &Cluster, wanted: &[Mode], report: &mut Report) -> Result<Vec<Mode>> {
+pub(crate) async fn served(
+    cluster: &Cluster,
+    wanted: &[Mode],
+    report: &mut Report,
+) -> Result<Vec<Mode>> {
     let workers = cluster.store.worker_list(None, 10).await?;
     let (served, missing): (Vec<Mode>, Vec<Mode>) =
         wanted.iter().partition(|mode| workers.iter().all(|worker| worker.modes.contains(mode)));

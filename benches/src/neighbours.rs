@@ -1,5 +1,5 @@
-//! Time to first byte in the fastest mode that isolates, next to neighbours that use all they can get,
-//! with normal or with idle CPU priority of commands.
+//! Time to first byte in the fastest mode that isolates, next to neighbours that use all they can
+//! get, with normal or with idle CPU priority of commands.
 
 use anyhow::{Context, Result};
 use codelia_store::LocalPostgres;
@@ -17,7 +17,11 @@ const ROUNDS: usize = 2;
 const MAX_FACTOR: f64 = 1.5;
 
 /// Measures all rows in turns. The first round is warm-up.
-pub(crate) async fn measure(server: &LocalPostgres, cores: usize, cpu_idle: bool) -> Result<Report> {
+pub(crate) async fn measure(
+    server: &LocalPostgres,
+    cores: usize,
+    cpu_idle: bool,
+) -> Result<Report> {
     let settings = vec![("CODELIA_SANDBOX_CPU_IDLE", cpu_idle.to_string())];
     let shape = ClusterOptions { slots: 8 * cores, settings, ..ClusterOptions::default() };
     let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;

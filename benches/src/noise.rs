@@ -9,7 +9,10 @@ pub(crate) const HOGS: [(&str, &str); 8] = [
     ("… next to an output flood", "yes"),
     ("… next to a descriptor hog", DESCRIPTORS),
     ("… next to one that fills /tmp", "while :; do head -c 60000000 /dev/zero > /tmp/fill; done"),
-    ("… next to one that fills /dev/shm", "while :; do head -c 60000000 /dev/zero > /dev/shm/fill; done"),
+    (
+        "… next to one that fills /dev/shm",
+        "while :; do head -c 60000000 /dev/zero > /dev/shm/fill; done",
+    ),
 ];
 
 const THREADS: &str = r#"exec python3 -c '

@@ -76,10 +76,17 @@ impl Lines {
             writeln!(svg, r##"<path d="M{left} {y:.1}H{}" stroke="#d0d7de"/>"##, WIDTH - 200.0)?;
             text(&mut svg, left - 6.0, y + 4.0, "end", &label)?;
         }
-        text(&mut svg, left, bottom + 36.0, "start", &format!("{}; vertical: {}", self.x, self.unit))?;
+        text(
+            &mut svg,
+            left,
+            bottom + 36.0,
+            "start",
+            &format!("{}; vertical: {}", self.x, self.unit),
+        )?;
         for (index, (name, points)) in self.lines.iter().enumerate() {
             let color = COLORS[index % COLORS.len()];
-            let places: Vec<_> = points.iter().map(|(x, y)| (across.place(*x), up.place(*y))).collect();
+            let places: Vec<_> =
+                points.iter().map(|(x, y)| (across.place(*x), up.place(*y))).collect();
             let path: Vec<_> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
             writeln!(
                 svg,

@@ -15,18 +15,20 @@ const ZYGOTES: &str = "zygotes";
 pub(crate) struct ProcessorTime(BTreeMap<&'static str, f64>);
 
 impl ProcessorTime {
-    /// Reads it for the first api and worker of the cluster, for Postgres, for this process, which is the
-    /// client, and for the processes below the worker: those that live, which are zygotes of sessions,
-    /// tools and commands, and those that have ended. The rest of the machine is mostly kernel threads,
-    /// which remove namespaces and control groups.
+    /// Reads it for the first api and worker of the cluster, for Postgres, for this process, which
+    /// is the client, and for the processes below the worker: those that live, which are zygotes of
+    /// sessions, tools and commands, and those that have ended. The rest of the machine is mostly
+    /// kernel threads, which remove namespaces and control groups.
     pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
         let machine = machine_seconds()?;
         let processes = Processes::of(cluster).await?;
         let own = |pids: &[u32]| pids.iter().map(|pid| processes.all[pid].own).sum::<f64>();
-        let ended = |pids: &[u32]| pids.iter().map(|pid| processes.all[pid].ended_children).sum::<f64>();
+        let ended =
+            |pids: &[u32]| pids.iter().map(|pid| processes.all[pid].ended_children).sum::<f64>();
         let mut times: BTreeMap<_, _> =
             processes.kinds.iter().map(|(kind, pids)| (*kind, own(pids))).collect();
-        let ended_in_sandboxes = ended(&processes.kinds["worker"]) + ended(&processes.kinds[ZYGOTES]);
+        let ended_in_sandboxes =
+            ended(&processes.kinds["worker"]) + ended(&processes.kinds[ZYGOTES]);
         times.insert("sandbox and command", ended_in_sandboxes);
         *times.entry("Postgres").or_default() += ended(&[processes.postmaster]);
         let known: f64 = times.values().sum();
@@ -40,8 +42,9 @@ impl ProcessorTime {
     }
 }
 
-/// Context switches of the threads of each kind of process, and of the machine. Sandboxes and zygotes end
-/// meanwhile, so only the machine's number has theirs. It also has the switches to and from idling.
+/// Context switches of the threads of each kind of process, and of the machine. Sandboxes and
+/// zygotes end meanwhile, so only the machine's number has theirs. It also has the switches to and
+/// from idling.
 #[derive(Debug)]
 pub(crate) struct ContextSwitches(BTreeMap<&'static str, f64>);
 
@@ -53,7 +56,8 @@ impl ContextSwitches {
         let lasting = processes.kinds.iter().filter(|(kind, _)| **kind != ZYGOTES);
         let mut all: BTreeMap<_, _> = lasting.map(|(kind, pids)| (*kind, switches(pids))).collect();
         let stat = fs::read_to_string("/proc/stat")?;
-        let machine = stat.lines().find_map(|line| line.strip_prefix("ctxt ")).context("no ctxt")?;
+        let machine =
+            stat.lines().find_map(|line| line.strip_prefix("ctxt ")).context("no ctxt")?;
         all.insert("machine", machine.parse()?);
         Ok(Self(all))
     }
@@ -68,13 +72,16 @@ fn since(
     now: &BTreeMap<&'static str, f64>,
     before: &BTreeMap<&'static str, f64>,
 ) -> BTreeMap<&'static str, f64> {
-    now.iter().map(|(name, now)| (*name, now - before.get(name).copied().unwrap_or_default())).collect()
+    now.iter()
+        .map(|(name, now)| (*name, now - before.get(name).copied().unwrap_or_default()))
+        .collect()
 }
 
 /// Those of all living threads of a process; none if it has ended.
 fn switches_of(pid: u32) -> f64 {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let statuses = threads.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());
+    let statuses =
+        threads.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());
     let count = |line: &str| line.split_once("ctxt_switches:")?.1.trim().parse::<f64>().ok();
     statuses.map(|status| status.lines().filter_map(count).sum::<f64>()).sum()
 }
@@ -91,13 +98,17 @@ struct Processes {
 
 impl Processes {
     async fn of(cluster: &Cluster) -> Result<Self> {
-        let backend = cluster.database.number("SELECT pid::bigint FROM pg_stat_activity LIMIT 1").await?;
+        let backend =
+            cluster.database.number("SELECT pid::bigint FROM pg_stat_activity LIMIT 1").await?;
         // Processes may end meanwhile.
-        let pids =
-            fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let all: BTreeMap<u32, Stat> = pids.filter_map(|pid| Some((pid, Stat::read(pid).ok()?))).collect();
+        let pids = fs::read_dir("/proc")?
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let all: BTreeMap<u32, Stat> =
+            pids.filter_map(|pid| Some((pid, Stat::read(pid).ok()?))).collect();
         let postmaster = all.get(&u32::try_from(backend)?).context("the backend has ended")?.parent;
-        let backends = all.iter().filter(|(_, stat)| stat.parent == postmaster).map(|(pid, _)| *pid);
+        let backends =
+            all.iter().filter(|(_, stat)| stat.parent == postmaster).map(|(pid, _)| *pid);
         let worker = cluster.workers[0].process.pid();
         let kinds = BTreeMap::from([
             ("client", vec![std::process::id()]),
@@ -156,8 +167,12 @@ fn machine_seconds() -> Result<f64> {
     let ticks: Vec<f64> =
         line.split_whitespace().skip(1).take(7).map(str::parse).collect::<Result<_, _>>()?;
     // Not the fourth and fifth, in which they were idle.
-    let busy: f64 =
-        ticks.iter().enumerate().filter(|(index, _)| !(3..5).contains(index)).map(|(_, ticks)| ticks).sum();
+    let busy: f64 = ticks
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| !(3..5).contains(index))
+        .map(|(_, ticks)| ticks)
+        .sum();
     Ok(busy / TICKS_PER_SECOND)
 }
 

@@ -31,7 +31,9 @@ impl Report {
     /// Returns a measurement by name.
     pub(crate) fn of(&self, name: &str) -> anyhow::Result<&Measured> {
         let found = self.rows.iter().find(|(known, _)| known == name);
-        found.map(|(_, measured)| measured).ok_or_else(|| anyhow::anyhow!("{name} was not measured"))
+        found
+            .map(|(_, measured)| measured)
+            .ok_or_else(|| anyhow::anyhow!("{name} was not measured"))
     }
 
     /// The measurements in order.
@@ -45,7 +47,12 @@ impl Report {
     }
 
     /// Compares a percentile of a row with its target.
-    pub(crate) fn check_percentile(&mut self, name: &str, share: f64, max: Duration) -> anyhow::Result<()> {
+    pub(crate) fn check_percentile(
+        &mut self,
+        name: &str,
+        share: f64,
+        max: Duration,
+    ) -> anyhow::Result<()> {
         let value = self.of(name)?.percentile(share);
         let text = format!("p{share} of {name}: {} (target ≤ {})", millis(value), millis(max));
         self.check(value <= max, &text);
@@ -54,7 +61,10 @@ impl Report {
 
     /// Compares a ratio with its target.
     pub(crate) fn check_ratio(&mut self, what: &str, ratio: f64, min: f64) {
-        self.check(ratio >= min, &format!("{what}: {:.0} % (target ≥ {:.0} %)", ratio * 100.0, min * 100.0));
+        self.check(
+            ratio >= min,
+            &format!("{what}: {:.0} % (target ≥ {:.0} %)", ratio * 100.0, min * 100.0),
+        );
     }
 
     /// Compares how many times something took longer with the most it may.
@@ -79,7 +89,8 @@ impl fmt::Display for Report {
             writeln!(f, "{:<52} {:>9} {:>10} {:>10} {:>10}", "", "per s", "p50", "p95", "p99")?;
         }
         for (name, measured) in &self.rows {
-            let [p50, p95, p99] = [50.0, 95.0, 99.0].map(|share| millis(measured.percentile(share)));
+            let [p50, p95, p99] =
+                [50.0, 95.0, 99.0].map(|share| millis(measured.percentile(share)));
             writeln!(f, "{name:<52} {:>9.0} {p50:>10} {p95:>10} {p99:>10}", measured.rate())?;
         }
         writeln!(f)?;

@@ -84,11 +84,16 @@ impl Runs {
         Ok((measured, prepared.into_inner()))
     }
 
-    /// Measures from the call that creates a session to the first byte of its first run. Also returns the
-    /// name of the session, which is to be closed.
-    pub(crate) async fn first_byte_in_new_session(client: &Client, mode: Mode) -> Result<(Duration, String)> {
-        let new_session =
-            CreateSessionRequest { mode: SandboxMode::from(mode).into(), ..CreateSessionRequest::default() };
+    /// Measures from the call that creates a session to the first byte of its first run. Also
+    /// returns the name of the session, which is to be closed.
+    pub(crate) async fn first_byte_in_new_session(
+        client: &Client,
+        mode: Mode,
+    ) -> Result<(Duration, String)> {
+        let new_session = CreateSessionRequest {
+            mode: SandboxMode::from(mode).into(),
+            ..CreateSessionRequest::default()
+        };
         let request = StartRunRequest { new_session: Some(new_session), ..echo("") };
         let (latency, seen) = first_byte(client, request).await?;
         let (session, _) = seen.run().name.split_once("/runs/").context("the name of a run")?;
@@ -106,16 +111,20 @@ impl Runs {
     pub(crate) async fn repeat(&self, lane: usize, script: &str) -> Result<()> {
         loop {
             let mut request = shell(&self.sessions[lane], script);
-            request.limits =
-                Some(Limits { timeout: Some(duration_to_proto(NOISE_TIMEOUT)), ..Limits::default() });
+            request.limits = Some(Limits {
+                timeout: Some(duration_to_proto(NOISE_TIMEOUT)),
+                ..Limits::default()
+            });
             Exec::start(&self.client, request).await?.finish().await?;
         }
     }
 
     /// Measures from the call to the outcome of `true`.
     pub(crate) async fn outcome(&self, time: Duration) -> Result<Measured> {
-        Measured::of(self.sessions.len(), time, |lane| self.run(command(&self.sessions[lane], &["true"])))
-            .await
+        Measured::of(self.sessions.len(), time, |lane| {
+            self.run(command(&self.sessions[lane], &["true"]))
+        })
+        .await
     }
 
     /// Like [`Runs::outcome`] with this many callers, which use all sessions in turn.
@@ -144,8 +153,10 @@ impl Runs {
 
 /// Creates a session in a mode. Returns its name.
 pub(crate) async fn create_session(client: &Client, mode: Mode) -> Result<String> {
-    let request =
-        CreateSessionRequest { mode: SandboxMode::from(mode).into(), ..CreateSessionRequest::default() };
+    let request = CreateSessionRequest {
+        mode: SandboxMode::from(mode).into(),
+        ..CreateSessionRequest::default()
+    };
     Ok(client.create(request).await?.name)
 }
 

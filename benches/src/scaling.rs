@@ -6,7 +6,9 @@ use codelia_store::LocalPostgres;
 use codelia_tests::{Cluster, ClusterOptions, Database};
 use codelia_types::Mode;
 
-use crate::{TURN, database::fill, measure::Measured, modes, plot::Lines, report::Report, runs::Runs};
+use crate::{
+    TURN, database::fill, measure::Measured, modes, plot::Lines, report::Report, runs::Runs,
+};
 
 /// Concurrent callers, each with a session of its own.
 const CALLERS: [usize; 4] = [1, 2, 4, 8];
@@ -28,7 +30,11 @@ struct Point {
 }
 
 /// Measures all modes in one installation, in turns, and draws runs per second and p95.
-pub(crate) async fn measure(server: &LocalPostgres, cores: usize, ended_runs: &[u64]) -> Result<Report> {
+pub(crate) async fn measure(
+    server: &LocalPostgres,
+    cores: usize,
+    ended_runs: &[u64],
+) -> Result<Report> {
     let shape = ClusterOptions { slots: MANY.max(4 * cores), ..ClusterOptions::default() };
     let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
     let mut report = Report::default();
@@ -66,7 +72,8 @@ async fn with_ended_runs(cluster: &Cluster, modes: &[Mode], sizes: &[u64]) -> Re
     let runs = prepare(cluster, modes, "ended", MANY).await?;
     let (mut points, mut filled) = (Vec::new(), 0);
     for &size in sizes {
-        fill::ended_runs(&cluster.database, template.session_id(0)?, size.saturating_sub(filled)).await?;
+        fill::ended_runs(&cluster.database, template.session_id(0)?, size.saturating_sub(filled))
+            .await?;
         filled = filled.max(size);
         fill::settle(&cluster.database).await?;
         points.extend(measure_turns("ended runs", size, &runs, MANY).await?);
@@ -75,7 +82,12 @@ async fn with_ended_runs(cluster: &Cluster, modes: &[Mode], sizes: &[u64]) -> Re
 }
 
 /// Creates this many sessions in each mode.
-async fn prepare(cluster: &Cluster, modes: &[Mode], of: &str, sessions: usize) -> Result<Vec<(Mode, Runs)>> {
+async fn prepare(
+    cluster: &Cluster,
+    modes: &[Mode],
+    of: &str,
+    sessions: usize,
+) -> Result<Vec<(Mode, Runs)>> {
     let mut all = Vec::new();
     for &mode in modes {
         let tenant = format!("{of}-{sessions}-{}", mode.as_str());
@@ -119,7 +131,10 @@ fn draw(of: &'static str, modes: &[Mode], points: &[Point], report: &mut Report)
         };
         let title = format!("Runs of `true`: {unit} by {of}");
         let plot = Lines { title, x: of, unit, lines: modes.iter().map(line).collect() };
-        report.note(&format!("plot: {}", plot.write(&format!("{}-{name}", of.replace(' ', "-")))?.display()));
+        report.note(&format!(
+            "plot: {}",
+            plot.write(&format!("{}-{name}", of.replace(' ', "-")))?.display()
+        ));
     }
     Ok(())
 }

@@ -35,7 +35,8 @@ struct Total {
 
 /// Measures turns with and without scrapes. The first round is warm-up.
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Report> {
-    let shape = ClusterOptions { apis: 0, workers: 0, slots: 4 * cores, ..ClusterOptions::default() };
+    let shape =
+        ClusterOptions { apis: 0, workers: 0, slots: 4 * cores, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
     let addresses = [free_address().await?, free_address().await?];
     cluster.add_api_with(&[("CODELIA_METRICS_LISTEN", &addresses[0])]).await?;
@@ -58,8 +59,11 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
         // Less than nothing is noise.
         let each = ((with.used[index] - of_runs) / with.scrapes[index]).max(0.0);
         let millis = each * 1000.0;
-        report.note(&format!("{process}: {millis:.3} ms of processor time for a scrape of {bytes} bytes"));
-        let often = format!("{process}, scraped once a second under load: {:.3} % of a core", each * 100.0);
+        report.note(&format!(
+            "{process}: {millis:.3} ms of processor time for a scrape of {bytes} bytes"
+        ));
+        let often =
+            format!("{process}, scraped once a second under load: {:.3} % of a core", each * 100.0);
         report.check(each < MAX_SHARE, &format!("{often} (target < {:.0} %)", MAX_SHARE * 100.0));
         let seldom = each / DEFAULT_INTERVAL.as_secs_f64() * 100.0;
         report.note(&format!("{process}, scraped every 15 s under load: {seldom:.4} % of a core"));

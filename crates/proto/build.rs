@@ -25,7 +25,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");
     println!("cargo:rerun-if-changed={}", root.display());
 
-    // Reflection shows only the public files. Encoded by protox: prost drops the options of methods.
+    // Reflection shows only the public files. Encoded by protox: prost drops the options of
+    // methods.
     let mut public = protox::Compiler::new([&root])?;
     public.include_source_info(true).include_imports(true).open_files(PUBLIC)?;
     let out = std::env::var("OUT_DIR")?;

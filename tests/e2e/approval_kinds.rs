@@ -64,8 +64,9 @@ impl Setup {
     /// The events of a kind about a run.
     async fn events(&self, kind: EventKind, run: &Run) -> Result<Vec<RecordedEvent>> {
         let events = recorded_events(&self.cluster.store, &"a".parse()?, Some(kind)).await?;
-        let is_about =
-            |event: &RecordedEvent| event.subject.run.is_some_and(|id| id.to_string() == run.run_id);
+        let is_about = |event: &RecordedEvent| {
+            event.subject.run.is_some_and(|id| id.to_string() == run.run_id)
+        };
         Ok(events.into_iter().filter(is_about).collect())
     }
 }
@@ -109,7 +110,8 @@ async fn key_of(client: &Client) -> Result<String> {
     Ok(me.key.context("a key")?.key_id)
 }
 
-/// A server on the loopback of the host, where the worker is. Returns its port and counts connections.
+/// A server on the loopback of the host, where the worker is. Returns its port and counts
+/// connections.
 fn serve_on_loopback() -> Result<(u16, Arc<AtomicUsize>)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let (port, count) = (listener.local_addr()?.port(), Arc::new(AtomicUsize::new(0)));
@@ -131,7 +133,8 @@ async fn host_network_needs_approval_each_time(mode: &'static str) -> Result<()>
     let script = format!("exec 3<>/dev/tcp/127.0.0.1/{port} && cat <&3");
     let start = |client: &Client, network: NetworkMode| {
         let request = command(&session, &["bash", "-c", &script]);
-        let (client, request) = (client.clone(), StartRunRequest { network: network.into(), ..request });
+        let (client, request) =
+            (client.clone(), StartRunRequest { network: network.into(), ..request });
         async move { client.start(request).await }
     };
     // The control: neither of the other modes gets there.
@@ -146,7 +149,8 @@ async fn host_network_needs_approval_each_time(mode: &'static str) -> Result<()>
     let status = allow(caller, &run).await.expect_err("its own request");
     assert_eq!(refusal(&status).reason, "APPROVAL_OWN_REQUEST");
     for scope in [ApprovalScope::Session, ApprovalScope::Tenant] {
-        let status = decide(decider, &run, ApprovalDecision::Allow, scope).await.expect_err("once only");
+        let status =
+            decide(decider, &run, ApprovalDecision::Allow, scope).await.expect_err("once only");
         assert_eq!(refusal(&status).fields, ["scope"]);
     }
     assert_eq!(connections.load(Ordering::Relaxed), 0, "nothing was reached without an approval");
@@ -222,8 +226,12 @@ impl Permission {
         match (self, permits) {
             (Self::HostNetwork, true) => set_network(operator, NetworkMode::Unspecified).await,
             (Self::HostNetwork, false) => set_network(operator, NetworkMode::Proxy).await,
-            (Self::NoIsolation, true) => set_floor(operator, IsolationLevel::IsolationLevel0).await.map(drop),
-            (Self::NoIsolation, false) => set_floor(operator, IsolationLevel::Unspecified).await.map(drop),
+            (Self::NoIsolation, true) => {
+                set_floor(operator, IsolationLevel::IsolationLevel0).await.map(drop)
+            }
+            (Self::NoIsolation, false) => {
+                set_floor(operator, IsolationLevel::Unspecified).await.map(drop)
+            }
         }
     }
 
@@ -249,7 +257,9 @@ impl Permission {
 #[tokio::test]
 async fn withdrawn_permission_stops_waiting_run() -> Result<()> {
     let settings = vec![("CODELIA_WORKER_SLOTS", "1".to_owned())];
-    let Some(setup) = Setup::start("bwrap", "network: {mode: host}", settings).await? else { return Ok(()) };
+    let Some(setup) = Setup::start("bwrap", "network: {mode: host}", settings).await? else {
+        return Ok(());
+    };
     let Setup { caller, decider, .. } = &setup;
     let operator = setup.cluster.operator().await?;
     let (busy, session) = (caller.session().await?.name, caller.session().await?.name);
@@ -307,13 +317,15 @@ async fn less_isolation_needs_permission_and_approval() -> Result<()> {
     // A directory of the host that no isolated command sees.
     let script = format!("test -d {}", setup.cluster.directory().display());
     let start = |client: &Client, mode: SandboxMode| {
-        let request = StartRunRequest { mode: mode.into(), ..command(&session, &["sh", "-c", &script]) };
+        let request =
+            StartRunRequest { mode: mode.into(), ..command(&session, &["sh", "-c", &script]) };
         let client = client.clone();
         async move { client.start(request).await }
     };
     for not_so_low in [IsolationLevel::Unspecified, IsolationLevel::IsolationLevel1] {
         set_floor(&operator, not_so_low).await?;
-        let status = start(caller, SandboxMode::Logical).await.expect_err("below what may be asked for");
+        let status =
+            start(caller, SandboxMode::Logical).await.expect_err("below what may be asked for");
         assert_eq!(refusal(&status).reason, "ISOLATION_FLOOR", "{status:?}");
     }
     let tenant = set_floor(&operator, IsolationLevel::IsolationLevel0).await?;
@@ -335,7 +347,10 @@ async fn less_isolation_needs_permission_and_approval() -> Result<()> {
     let recorded = caller.get_run(&run.name).await?.approval.context("the approval of the run")?;
     assert_eq!((recorded.decided_by, recorded.reason), (key_of(decider).await?, "checked".into()));
     let events = setup.events(EventKind::ApprovalAllowed, &run).await?;
-    assert_eq!(events.iter().map(|event| &event.body.detail["kind"]).collect::<Vec<_>>(), ["isolation"]);
+    assert_eq!(
+        events.iter().map(|event| &event.body.detail["kind"]).collect::<Vec<_>>(),
+        ["isolation"]
+    );
 
     let denied = start(caller, SandboxMode::Logical).await?;
     deny(decider, &denied).await?;
@@ -351,7 +366,8 @@ async fn less_isolation_needs_permission_and_approval() -> Result<()> {
     let status = start(caller, SandboxMode::Logical).await.expect_err("not permitted any more");
     assert_eq!(refusal(&status).reason, "ISOLATION_FLOOR", "{status:?}");
     let tenant = "a".parse()?;
-    let set = recorded_events(&setup.cluster.store, &tenant, Some(EventKind::IsolationFloorSet)).await?;
+    let set =
+        recorded_events(&setup.cluster.store, &tenant, Some(EventKind::IsolationFloorSet)).await?;
     let asked: Vec<Value> = set.into_iter().map(|event| event.body.detail["ask"].clone()).collect();
     assert!(asked.contains(&"LEVEL_0".into()), "{asked:?}");
     setup.cluster.end().await

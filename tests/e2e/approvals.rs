@@ -86,7 +86,8 @@ async fn watch(client: &Client) -> Result<Streaming<WatchApprovalsResponse>, Sta
 }
 
 async fn next(stream: &mut Streaming<WatchApprovalsResponse>) -> Result<Approval> {
-    let response = within("the next approval", stream.message()).await?.context("the stream ended")?;
+    let response =
+        within("the next approval", stream.message()).await?.context("the stream ended")?;
     response.approval.context("an approval")
 }
 
@@ -111,7 +112,8 @@ async fn run_waits_visibly_and_starts_when_allowed() -> Result<()> {
     assert_eq!(listed[0].waiting_for_approval, held.approval_id);
     let mut stream = caller.watch(&held.run, 0).await?;
     let needed = loop {
-        let event = within("an event", stream.message()).await?.context("open")?.event.context("event")?;
+        let event =
+            within("an event", stream.message()).await?.context("open")?.event.context("event")?;
         if let Some(run_event::Kind::ApprovalNeeded(needed)) = event.kind {
             break needed.approval.context("an approval")?;
         }
@@ -160,7 +162,9 @@ async fn denied_run_names_approval_and_reason() -> Result<()> {
 async fn nobody_deciding_refuses_the_run() -> Result<()> {
     let setup = Setup::new().await?;
     let timeout = Duration::from_millis(1500);
-    let held = HeldRun::record(&setup.cluster, &setup.caller, &setup.session, "echo never", timeout).await?;
+    let held =
+        HeldRun::record(&setup.cluster, &setup.caller, &setup.session, "echo never", timeout)
+            .await?;
     let transcript = setup.caller.watch_to_end(&held.run, 0).await?;
     let refused = refused(transcript.run().outcome.clone().and_then(|outcome| outcome.kind));
     assert_eq!(refused.reason, "APPROVAL_EXPIRED");
@@ -172,7 +176,8 @@ async fn nobody_deciding_refuses_the_run() -> Result<()> {
 
 #[tokio::test]
 async fn two_deciders_at_once_get_one_decision() -> Result<()> {
-    let cluster = Cluster::start_with(ClusterOptions { apis: 2, ..ClusterOptions::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { apis: 2, ..ClusterOptions::default() }).await?;
     let setup = Setup::with(cluster).await?;
     for _ in 0..5 {
         let held = setup.hold("echo ran").await?;
@@ -183,9 +188,14 @@ async fn two_deciders_at_once_get_one_decision() -> Result<()> {
         }
         let approval = held.approval.as_str();
         let results = join_all(deciders.iter().enumerate().map(|(number, client)| async move {
-            if number % 2 == 0 { allow(client, approval).await } else { deny(client, approval).await }
+            if number % 2 == 0 {
+                allow(client, approval).await
+            } else {
+                deny(client, approval).await
+            }
         }));
-        let (winners, losers): (Vec<_>, Vec<_>) = results.await.into_iter().partition(Result::is_ok);
+        let (winners, losers): (Vec<_>, Vec<_>) =
+            results.await.into_iter().partition(Result::is_ok);
         let [Ok(winner)] = winners.as_slice() else { panic!("{winners:?}") };
         for loser in losers {
             let status = loser.expect_err("lost");
@@ -213,7 +223,8 @@ async fn decider_needs_scope_and_another_key() -> Result<()> {
         (refusal(&status).code, refusal(&status).reason.as_str()),
         (Code::PermissionDenied, "APPROVAL_OWN_REQUEST")
     );
-    let unscoped = setup.caller.with_secret(&setup.cluster.key("a", &[Scope::Run, Scope::Admin]).await?)?;
+    let unscoped =
+        setup.caller.with_secret(&setup.cluster.key("a", &[Scope::Run, Scope::Admin]).await?)?;
     for status in [
         allow(&unscoped, &held.approval).await.expect_err("no scope"),
         deny(&unscoped, &held.approval).await.expect_err("no scope"),
@@ -221,7 +232,11 @@ async fn decider_needs_scope_and_another_key() -> Result<()> {
         assert_eq!(refusal(&status).reason, "SCOPE_MISSING");
         assert!(status.message().contains("approve"), "{status:?}");
     }
-    assert_eq!(get(&unscoped, &held.approval).await?.state(), ApprovalState::Pending, "it may look");
+    assert_eq!(
+        get(&unscoped, &held.approval).await?.state(),
+        ApprovalState::Pending,
+        "it may look"
+    );
     let other = setup.cluster.tenant("b").await?;
     let status = allow(&other, &held.approval).await.expect_err("another tenant's");
     assert_eq!(status.code(), Code::NotFound);
@@ -236,10 +251,16 @@ async fn waiting_run_can_be_canceled_or_closed() -> Result<()> {
     let [canceled, closed] = [setup.hold("true").await?, setup.hold("true").await?];
     let request = CancelRunRequest { name: canceled.run.clone(), ..Default::default() };
     let run = setup.caller.runs().cancel_run(request).await?.into_inner().run.context("run")?;
-    assert_eq!(run.outcome.and_then(|outcome| outcome.kind), Some(Kind::Canceled(Canceled::default())));
+    assert_eq!(
+        run.outcome.and_then(|outcome| outcome.kind),
+        Some(Kind::Canceled(Canceled::default()))
+    );
     setup.caller.close(&setup.session.name).await?;
     let run = setup.caller.get_run(&closed.run).await?;
-    assert_eq!(run.outcome.and_then(|outcome| outcome.kind), Some(Kind::Canceled(Canceled::default())));
+    assert_eq!(
+        run.outcome.and_then(|outcome| outcome.kind),
+        Some(Kind::Canceled(Canceled::default()))
+    );
     for held in [canceled, closed] {
         let status = allow(&setup.decider, &held.approval).await.expect_err("its run ended");
         assert_eq!(refusal(&status).reason, "APPROVAL_DECIDED");
@@ -249,7 +270,8 @@ async fn waiting_run_can_be_canceled_or_closed() -> Result<()> {
 
 #[tokio::test]
 async fn run_and_watcher_survive_api_restart() -> Result<()> {
-    let mut cluster = Cluster::start_with(ClusterOptions { apis: 0, ..ClusterOptions::default() }).await?;
+    let mut cluster =
+        Cluster::start_with(ClusterOptions { apis: 0, ..ClusterOptions::default() }).await?;
     // A restarted one listens on the same port.
     cluster.add_api_with(&[]).await?;
     let mut setup = Setup::with(cluster).await?;
@@ -258,8 +280,10 @@ async fn run_and_watcher_survive_api_restart() -> Result<()> {
     assert_eq!(next(&mut stream).await?.approval_id, held.approval_id, "pending ones come first");
     let command = setup.cluster.cli(&setup.decider, &["approvals", "watch", "--json"]);
     let mut cli = Process::start("watch", command, setup.cluster.directory())?;
-    eventually("the watcher shows it", || async { cli.printed().contains(&held.approval_id).then_some(()) })
-        .await;
+    eventually("the watcher shows it", || async {
+        cli.printed().contains(&held.approval_id).then_some(())
+    })
+    .await;
 
     let api = &mut setup.cluster.apis[0].process;
     api.signal(Signal::KILL)?;
@@ -313,7 +337,8 @@ async fn grant_is_listed_and_revoked() -> Result<()> {
     assert_eq!(granted[0].scope(), ApprovalScope::Tenant);
     let mut stream = watch(&setup.decider).await?;
     let revoke = async || {
-        let request = RevokeApprovalRequest { name: held.approval.clone(), reason: "too wide".into() };
+        let request =
+            RevokeApprovalRequest { name: held.approval.clone(), reason: "too wide".into() };
         let response = setup.decider.approvals().revoke_approval(request).await?;
         response.into_inner().approval.ok_or_else(|| Status::internal("no approval"))
     };
@@ -329,8 +354,9 @@ async fn grant_is_listed_and_revoked() -> Result<()> {
 #[tokio::test]
 async fn command_line_lists_and_decides() -> Result<()> {
     let setup = Setup::new().await?;
-    let codelia =
-        async |arguments: &[&str]| Process::finish(setup.cluster.cli(&setup.decider, arguments), b"").await;
+    let codelia = async |arguments: &[&str]| {
+        Process::finish(setup.cluster.cli(&setup.decider, arguments), b"").await
+    };
     let [first, second] = [setup.hold("true").await?, setup.hold("true").await?];
     let listed = codelia(&["approvals"]).await?;
     assert!(listed.stdout.contains("requests the network"), "{}", listed.stdout);
@@ -344,12 +370,17 @@ async fn command_line_lists_and_decides() -> Result<()> {
     );
 
     let allowed =
-        codelia(&["approvals", "allow", &first.approval_id, "--for", "session", "--reason", "ok"]).await?;
+        codelia(&["approvals", "allow", &first.approval_id, "--for", "session", "--reason", "ok"])
+            .await?;
     assert!(allowed.stdout.contains("allowed for session by key"), "{}", allowed.stdout);
     let denied = codelia(&["approvals", "deny", &second.approval_id, "--reason", "no"]).await?;
     assert!(denied.stdout.trim().ends_with(": no"), "{}", denied.stdout);
     let again = codelia(&["approvals", "allow", &second.approval_id]).await?;
-    assert!(again.code == Some(1) && again.stderr.contains("was denied by key"), "{}", again.stderr);
+    assert!(
+        again.code == Some(1) && again.stderr.contains("was denied by key"),
+        "{}",
+        again.stderr
+    );
     assert!(!codelia(&["approvals"]).await?.stdout.contains(&first.approval_id[..18]));
     let granted = codelia(&["approvals", "list", "--granted"]).await?;
     assert!(granted.stdout.contains(&first.approval_id[..18]), "{}", granted.stdout);

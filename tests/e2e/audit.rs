@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
-    AuditEvent, CloseSessionRequest, CreateTenantRequest, ListEventsRequest, Quotas, UpdateQuotasRequest,
-    VerifyEventsRequest, VerifyEventsResponse,
+    AuditEvent, CloseSessionRequest, CreateTenantRequest, ListEventsRequest, Quotas,
+    UpdateQuotasRequest, VerifyEventsRequest, VerifyEventsResponse,
 };
 use codelia_store::{Scope, SecretKey};
 use codelia_tests::{Client, Cluster, ClusterOptions, Process, Scratch, eventually, refusal};
@@ -60,7 +60,11 @@ async fn runs_are_listed_and_verified() -> Result<()> {
     let kinds: Vec<&str> = events.iter().map(|event| event.kind.as_str()).collect();
     assert_eq!(kinds, ["RUN_ENDED", "RUN_ADMITTED", "SESSION_CREATED"]);
     assert!(events[0].detail.contains(r#""exit_code":3"#), "{}", events[0].detail);
-    assert!(events[1].detail.contains("command_sha256") && !events[1].key_id.is_empty(), "{:?}", events[1]);
+    assert!(
+        events[1].detail.contains("command_sha256") && !events[1].key_id.is_empty(),
+        "{:?}",
+        events[1]
+    );
     assert!(
         events[1].detail.contains("[redacted]") && !format!("{events:?}").contains("hush"),
         "{:?}",
@@ -72,7 +76,10 @@ async fn runs_are_listed_and_verified() -> Result<()> {
 
     // What gets into a checkpoint while it is verified is counted by the next one.
     let report = eventually("everything is in a checkpoint", || async {
-        verify(&operator).await.ok().filter(|report| report.unlisted_events == 0 && report.events >= 3)
+        verify(&operator)
+            .await
+            .ok()
+            .filter(|report| report.unlisted_events == 0 && report.events >= 3)
     })
     .await;
     assert!(report.done, "{report:?}");
@@ -85,13 +92,13 @@ async fn runs_are_listed_and_verified() -> Result<()> {
     }
     let shown = cluster.cli(&operator, &["audit", "verify"]).output()?;
     assert!(shown.status.success(), "{}", String::from_utf8_lossy(&shown.stderr));
-    let shown =
-        String::from_utf8(cluster.cli(&client, &["audit", "--kind", "RUN_ADMITTED"]).output()?.stdout)?;
+    let shown = String::from_utf8(
+        cluster.cli(&client, &["audit", "--kind", "RUN_ADMITTED"]).output()?.stdout,
+    )?;
     assert!(shown.contains("RUN_ADMITTED") && !shown.contains("SESSION_CREATED"), "{shown}");
 
     // A change of the database is found, also by the command.
-    let tamper =
-        "SET session_replication_role = replica; UPDATE audit SET detail = '{}' WHERE kind = 'RUN_ENDED'";
+    let tamper = "SET session_replication_role = replica; UPDATE audit SET detail = '{}' WHERE kind = 'RUN_ENDED'";
     cluster.database.execute(tamper).await?;
     let report = verify(&operator).await?;
     assert_eq!(report.problem_count, 1, "{report:?}");
@@ -121,8 +128,11 @@ async fn killed_processes_leave_a_valid_audit() -> Result<()> {
         // With events that no checkpoint has yet.
         let admitted = "SELECT count(*) FROM audit WHERE kind = 'RUN_ADMITTED'";
         let before = cluster.database.number(admitted).await?;
-        let (database, worker, api) =
-            (&cluster.database, &mut cluster.workers[round % 2].process, &mut cluster.apis[1].process);
+        let (database, worker, api) = (
+            &cluster.database,
+            &mut cluster.workers[round % 2].process,
+            &mut cluster.apis[1].process,
+        );
         let kill = async {
             eventually("runs were admitted", || async {
                 (database.number(admitted).await.ok()? > before + 5).then_some(())
@@ -143,8 +153,11 @@ async fn killed_processes_leave_a_valid_audit() -> Result<()> {
     assert_eq!(report.problem_count, 0, "{report:?}");
     assert!(report.writers >= 6, "each process that was started is a writer: {report:?}");
     // Whatever is recorded as a run was audited.
-    let runs: BTreeSet<String> =
-        list(&client, "sessions/-", "RUN_ADMITTED").await?.into_iter().map(|event| event.run_id).collect();
+    let runs: BTreeSet<String> = list(&client, "sessions/-", "RUN_ADMITTED")
+        .await?
+        .into_iter()
+        .map(|event| event.run_id)
+        .collect();
     let recorded = cluster.database.number("SELECT count(*) FROM runs").await?;
     assert_eq!(i64::try_from(runs.len())?, recorded, "a run without its event");
     cluster.end().await.context("leftovers")
@@ -156,7 +169,8 @@ async fn append(operator: Client, client: Client, done: &AtomicBool) {
     let changes = async {
         while !done.load(Ordering::Relaxed) {
             let quotas = Some(Quotas { sessions: Some(1000), ..Default::default() });
-            let request = UpdateQuotasRequest { name: "tenants/a".into(), quotas, update_mask: None };
+            let request =
+                UpdateQuotasRequest { name: "tenants/a".into(), quotas, update_mask: None };
             if operator.admin().update_quotas(request).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -169,14 +183,15 @@ async fn append(operator: Client, client: Client, done: &AtomicBool) {
                 continue;
             };
             let _ = client.exec(&session.name, "true").await;
-            let _ = client.sessions().close_session(CloseSessionRequest { name: session.name }).await;
+            let _ =
+                client.sessions().close_session(CloseSessionRequest { name: session.name }).await;
         }
     };
     tokio::join!(changes, runs);
 }
 
-/// Two apis and two workers append events while one after the other is killed. `CODELIA_AUDIT_EVENTS` is
-/// how many.
+/// Two apis and two workers append events while one after the other is killed.
+/// `CODELIA_AUDIT_EVENTS` is how many.
 #[tokio::test]
 async fn audit_is_valid_after_many_kills() -> Result<()> {
     let wanted: i64 = env::var("CODELIA_AUDIT_EVENTS").ok().map_or(Ok(600), |text| text.parse())?;
@@ -193,7 +208,8 @@ async fn audit_is_valid_after_many_kills() -> Result<()> {
         clients.push((operator, Client::connect(&endpoint, &client.secret).await?));
     }
     let (done, started) = (AtomicBool::new(false), Instant::now());
-    let load = join_all(clients.into_iter().map(|(operator, client)| append(operator, client, &done)));
+    let load =
+        join_all(clients.into_iter().map(|(operator, client)| append(operator, client, &done)));
     let kills = async {
         for kill in 1..=8 {
             let database = &cluster.database;
@@ -220,7 +236,11 @@ async fn audit_is_valid_after_many_kills() -> Result<()> {
     killed?;
     let (appended, started) = (started.elapsed(), Instant::now());
     let report = verify(&operator).await?;
-    println!("{} events in {appended:?}, verified in {:?}: {report:?}", report.events, started.elapsed());
+    println!(
+        "{} events in {appended:?}, verified in {:?}: {report:?}",
+        report.events,
+        started.elapsed()
+    );
     assert_eq!(report.problem_count, 0, "{report:?}");
     assert!(report.events >= wanted && report.writers >= 8, "{report:?}");
     let ended = "SELECT count(*) FROM ended_runs r
@@ -244,8 +264,8 @@ async fn burst(cluster: &Cluster, count: usize) -> Result<()> {
 async fn follow_and_export_miss_nothing() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let mut follow =
-        cluster.cli(&client, &["audit", "--follow", "--since", "1m", "--kind", "FILE_REFUSED", "--json"]);
+    let mut follow = cluster
+        .cli(&client, &["audit", "--follow", "--since", "1m", "--kind", "FILE_REFUSED", "--json"]);
     follow.env("NO_COLOR", "1");
     let mut follow = Process::start("follow", follow, cluster.directory())?;
     let ids = |text: &str| -> Result<Vec<String>> {
@@ -257,8 +277,10 @@ async fn follow_and_export_miss_nothing() -> Result<()> {
     };
     burst(&cluster, 2500).await?;
     burst(&cluster, 2500).await?;
-    eventually("all are printed", || async { (follow.printed().lines().count() >= 5000).then_some(()) })
-        .await;
+    eventually("all are printed", || async {
+        (follow.printed().lines().count() >= 5000).then_some(())
+    })
+    .await;
     let followed = ids(&follow.printed())?;
     assert_eq!(followed.len(), 5000, "each is printed once");
     assert_eq!(followed.iter().collect::<BTreeSet<_>>().len(), 5000);
@@ -274,7 +296,9 @@ async fn follow_and_export_miss_nothing() -> Result<()> {
     assert!(exported.is_sorted(), "oldest first");
     assert!(export(&["--until", "1h"]).await?.is_empty());
     assert!(
-        export(&["--since", "2020-01-01T00:00:00Z", "--until", "2020-01-02T00:00:00Z"]).await?.is_empty()
+        export(&["--since", "2020-01-01T00:00:00Z", "--until", "2020-01-02T00:00:00Z"])
+            .await?
+            .is_empty()
     );
     cluster.end().await
 }
@@ -309,7 +333,8 @@ async fn use_and_refusal_of_keys_are_recorded() -> Result<()> {
     assert!(!format!("{refused:?}").contains("cdl_"), "{refused:?}");
 
     // What became of a change is recorded, too.
-    let create = || CreateTenantRequest { tenant_id: "fresh".into(), ..CreateTenantRequest::default() };
+    let create =
+        || CreateTenantRequest { tenant_id: "fresh".into(), ..CreateTenantRequest::default() };
     operator.admin().create_tenant(create()).await?;
     operator.admin().create_tenant(create()).await.expect_err("it exists");
     let results = "SELECT count(*) FROM (

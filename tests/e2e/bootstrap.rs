@@ -38,11 +38,15 @@ async fn bootstrap_creates_one_operator_key() -> Result<()> {
     let mut cluster = empty().await?;
     // Several at once: one creates the key, the others are refused.
     let attempts = futures::future::try_join_all((0..4).map(|_| bootstrap(&cluster, &[]))).await?;
-    let (created, refused): (Vec<_>, Vec<_>) = attempts.iter().partition(|done| done.code == Some(0));
+    let (created, refused): (Vec<_>, Vec<_>) =
+        attempts.iter().partition(|done| done.code == Some(0));
     ensure!(created.len() == 1, "{attempts:?}");
     for done in refused {
         ensure!(done.code == Some(1) && done.stderr.contains("an operator key exists"), "{done:?}");
-        ensure!(done.stderr.contains("of tenant operators") && done.stderr.contains("--force"), "{done:?}");
+        ensure!(
+            done.stderr.contains("of tenant operators") && done.stderr.contains("--force"),
+            "{done:?}"
+        );
     }
     ensure!(cluster.database.number(LIVE_KEYS).await? == 1);
     let first = secret(created[0])?;
@@ -51,11 +55,20 @@ async fn bootstrap_creates_one_operator_key() -> Result<()> {
     use_as_operator(&cluster, &first).await?;
     use_as_operator(&cluster, &forced).await?;
     // Keys that are not live do not count.
-    cluster.database.execute("UPDATE api_keys SET revoked_at = now() WHERE tenant_id = 'people'").await?;
-    cluster.database.execute("UPDATE api_keys SET expires_at = now() WHERE tenant_id <> 'people'").await?;
+    cluster
+        .database
+        .execute("UPDATE api_keys SET revoked_at = now() WHERE tenant_id = 'people'")
+        .await?;
+    cluster
+        .database
+        .execute("UPDATE api_keys SET expires_at = now() WHERE tenant_id <> 'people'")
+        .await?;
     secret(&bootstrap(&cluster, &[]).await?)?;
     // A suspended tenant could not use its key.
-    cluster.database.execute("UPDATE tenants SET suspended_at = now(), suspend_reason = 'x'").await?;
+    cluster
+        .database
+        .execute("UPDATE tenants SET suspended_at = now(), suspend_reason = 'x'")
+        .await?;
     let done = bootstrap(&cluster, &[]).await?;
     ensure!(done.code == Some(1) && done.stderr.contains("suspended"), "{done:?}");
     secret(&bootstrap(&cluster, &["--tenant", "others"]).await?)?;
@@ -73,10 +86,14 @@ async fn bootstrap_with_key_file_can_be_repeated() -> Result<()> {
     let path = cluster.directory().join("operator.key");
     let file = path.display().to_string();
     let arguments = ["--key-file", &file];
-    let attempts = futures::future::try_join_all((0..4).map(|_| bootstrap(&cluster, &arguments))).await?;
+    let attempts =
+        futures::future::try_join_all((0..4).map(|_| bootstrap(&cluster, &arguments))).await?;
     ensure!(attempts.iter().all(|done| done.code == Some(0)), "{attempts:?}");
     let key = read_key(&path)?;
-    ensure!(!attempts.iter().any(|done| done.stdout.contains(&key)), "the key is printed: {attempts:?}");
+    ensure!(
+        !attempts.iter().any(|done| done.stdout.contains(&key)),
+        "the key is printed: {attempts:?}"
+    );
     ensure!(cluster.database.number(LIVE_KEYS).await? == 1);
 
     // Another file is refused, and is not left.

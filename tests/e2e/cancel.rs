@@ -5,14 +5,17 @@ use std::time::Duration;
 use anyhow::Result;
 use codelia_proto::{
     duration_to_proto,
-    v1::{CancelRunRequest, Canceled, Limits, OutOfMemory, StartRunRequest, TimedOut, outcome::Kind},
+    v1::{
+        CancelRunRequest, Canceled, Limits, OutOfMemory, StartRunRequest, TimedOut, outcome::Kind,
+    },
 };
 use codelia_tests::{Cluster, ClusterOptions, Exec, Process, available, refusal, shell};
 
 use crate::exec::{nothing_works_in, session_root};
 
 /// Ignores termination signals, as do its children.
-const STUBBORN: &str = "pwd; trap '' TERM INT HUP; (setsid sleep 100 &); while :; do sleep 0.1; done";
+const STUBBORN: &str =
+    "pwd; trap '' TERM INT HUP; (setsid sleep 100 &); while :; do sleep 0.1; done";
 
 #[tokio::test]
 async fn cancel_kills_tree_that_ignores_signals() -> Result<()> {
@@ -23,12 +26,19 @@ async fn cancel_kills_tree_that_ignores_signals() -> Result<()> {
     let directory = session_root(&mut exec).await?;
     let name = exec.transcript.queued.as_ref().map(|run| run.name.clone()).unwrap_or_default();
     for _ in 0..2 {
-        client.runs().cancel_run(CancelRunRequest { name: name.clone(), ..Default::default() }).await?;
+        client
+            .runs()
+            .cancel_run(CancelRunRequest { name: name.clone(), ..Default::default() })
+            .await?;
     }
     assert_eq!(exec.finish().await?.outcome(), Kind::Canceled(Canceled::default()));
     nothing_works_in(&directory).await;
 
-    let after = client.runs().cancel_run(CancelRunRequest { name, ..Default::default() }).await?.into_inner();
+    let after = client
+        .runs()
+        .cancel_run(CancelRunRequest { name, ..Default::default() })
+        .await?
+        .into_inner();
     assert!(after.run.is_some_and(|run| run.outcome.is_some()), "canceling an ended run succeeds");
     cluster.end().await
 }
@@ -107,7 +117,10 @@ async fn timeout_kills_the_run() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    let limits = Limits { timeout: Some(duration_to_proto(Duration::from_millis(300))), ..Limits::default() };
+    let limits = Limits {
+        timeout: Some(duration_to_proto(Duration::from_millis(300))),
+        ..Limits::default()
+    };
     let request = StartRunRequest { limits: Some(limits), ..shell(&session.name, STUBBORN) };
     let mut exec = Exec::start(&client, request).await?;
     let directory = session_root(&mut exec).await?;
@@ -128,7 +141,11 @@ async fn canceled_command_may_clean_up() -> Result<()> {
     client.runs().cancel_run(CancelRunRequest { name, ..Default::default() }).await?;
     let seen = exec.finish().await?;
     assert!(seen.stdout_text().contains("clean"));
-    assert_eq!(seen.outcome(), Kind::Canceled(Canceled::default()), "canceled, whatever its exit status");
+    assert_eq!(
+        seen.outcome(),
+        Kind::Canceled(Canceled::default()),
+        "canceled, whatever its exit status"
+    );
     cluster.end().await
 }
 
@@ -170,7 +187,8 @@ async fn long_running_command_gets_lower_cpu_weight() -> Result<()> {
 #[tokio::test]
 async fn cpu_idle_setting_applies_to_commands() -> Result<()> {
     let settings = vec![("CODELIA_SANDBOX_CPU_IDLE", "true".to_owned())];
-    let cluster = Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let script = format!("{FIND_GROUP}; cat /sys/fs/cgroup/$group/../cpu.idle");

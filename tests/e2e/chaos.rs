@@ -98,8 +98,8 @@ async fn promoted_standby_loses_nothing_without_cause() -> Result<()> {
     survives(&[Fault::Failover]).await
 }
 
-/// The faults that PgBouncer could hide, double or prolong: between it and the processes, and between
-/// it and the server.
+/// The faults that PgBouncer could hide, double or prolong: between it and the processes, and
+/// between it and the server.
 #[tokio::test]
 async fn pooler_loses_nothing_without_cause() -> Result<()> {
     if !PgBouncer::is_available() {
@@ -113,19 +113,21 @@ async fn pooler_loses_nothing_without_cause() -> Result<()> {
         Fault::CrashPostgres,
         Fault::Drain,
     ];
-    let report = run_seed(&Options { faults, pooler: true, min_exits: 0.3, ..options(1, 150) }).await?;
+    let report =
+        run_seed(&Options { faults, pooler: true, min_exits: 0.3, ..options(1, 150) }).await?;
     assert!(report.findings.is_clean(), "{report:#?}");
     println!("{report:?}");
     Ok(())
 }
 
-/// Returns whether chaos detects the disabled safeguard with one of a few seeds. Workers are cut off
-/// from the database while they have long runs. A slow machine may need most of the seeds: the next
-/// holder must start a run before the cut-off one ends.
+/// Returns whether chaos detects the disabled safeguard with one of a few seeds. Workers are cut
+/// off from the database while they have long runs. A slow machine may need most of the seeds: the
+/// next holder must start a run before the cut-off one ends.
 async fn is_detected(disabled: DisabledSafeguard, by: &str) -> Result<bool> {
     for seed in 1..=8 {
         let faults = vec![Fault::Partition];
-        let weak = Options { faults, sessions: 4, max_run_ticks: 30, disabled, ..options(seed, 150) };
+        let weak =
+            Options { faults, sessions: 4, max_run_ticks: 30, disabled, ..options(seed, 150) };
         let report = run_seed(&weak).await?;
         let is_guarded = disabled != DisabledSafeguard::CommitGuard;
         assert_eq!(report.rewritten_statements == 0, is_guarded, "{report:#?}");

@@ -16,8 +16,12 @@ async fn run_passes_streams_and_exit_code() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let done =
-        codelia(&cluster, &client, &["run", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]).await?;
-    assert_eq!((done.stdout.as_str(), done.stderr.as_str(), done.code), ("out\n", "err\n", Some(7)));
+        codelia(&cluster, &client, &["run", "--", "sh", "-c", "echo out; echo err >&2; exit 7"])
+            .await?;
+    assert_eq!(
+        (done.stdout.as_str(), done.stderr.as_str(), done.code),
+        ("out\n", "err\n", Some(7))
+    );
     cluster.end().await
 }
 
@@ -68,7 +72,8 @@ async fn canceled_run_exits_with_130() -> Result<()> {
 async fn json_output_is_only_the_run_record() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.operator().await?;
-    let done = codelia(&cluster, &client, &["run", "--json", "--", "sh", "-c", "echo out; exit 3"]).await?;
+    let done = codelia(&cluster, &client, &["run", "--json", "--", "sh", "-c", "echo out; exit 3"])
+        .await?;
     assert_eq!(done.code, Some(3));
     assert_eq!(done.stderr, "out\n");
     let record: Value = serde_json::from_str(&done.stdout)?;
@@ -76,7 +81,10 @@ async fn json_output_is_only_the_run_record() -> Result<()> {
         assert!(record.get(key).is_some_and(|value| !value.is_null()), "{key} in {record}");
     }
     assert_eq!((&record["exitCode"], &record["outcome"]["exited"]), (&3.into(), &3.into()));
-    assert_eq!((&record["mode"], &record["isolation"]), (&"SANDBOX_MODE_LOGICAL".into(), &"none".into()));
+    assert_eq!(
+        (&record["mode"], &record["isolation"]),
+        (&"SANDBOX_MODE_LOGICAL".into(), &"none".into())
+    );
     assert!(record["createTime"].as_str().is_some_and(|time| time.contains('.')), "{record}");
     cluster.end().await
 }
@@ -86,7 +94,8 @@ async fn stdin_passes_through() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let text = "line\n".repeat(50_000);
-    let done = Process::finish(cluster.cli(&client, &["run", "--", "cat"]), text.as_bytes()).await?;
+    let done =
+        Process::finish(cluster.cli(&client, &["run", "--", "cat"]), text.as_bytes()).await?;
     assert_eq!((done.code, done.stdout.len()), (Some(0), text.len()));
     assert!(done.stdout == text);
     cluster.end().await
@@ -116,10 +125,14 @@ async fn detached_run_can_be_listed_attached_killed() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     client
-        .create(codelia_proto::v1::CreateSessionRequest { alias: "work".into(), ..Default::default() })
+        .create(codelia_proto::v1::CreateSessionRequest {
+            alias: "work".into(),
+            ..Default::default()
+        })
         .await?;
     let script = "echo up; until [ -e go ]; do sleep 0.05; done; exit 5";
-    let started = codelia(&cluster, &client, &["run", "-d", "-s", "work", "--", "sh", "-c", script]).await?;
+    let started =
+        codelia(&cluster, &client, &["run", "-d", "-s", "work", "--", "sh", "-c", script]).await?;
     let id = started.stdout.trim().to_owned();
     assert_eq!(started.code, Some(0), "{started:?}");
     let listed = codelia(&cluster, &client, &["ps"]).await?;
@@ -128,7 +141,8 @@ async fn detached_run_can_be_listed_attached_killed() -> Result<()> {
     let attached = codelia(&cluster, &client, &["attach", &id]).await?;
     assert_eq!((attached.stdout.as_str(), attached.code), ("up\n", Some(5)));
 
-    let endless = codelia(&cluster, &client, &["run", "-d", "-s", "work", "--", "sleep", "100"]).await?;
+    let endless =
+        codelia(&cluster, &client, &["run", "-d", "-s", "work", "--", "sleep", "100"]).await?;
     let id = endless.stdout.trim();
     assert_eq!(codelia(&cluster, &client, &["kill", id]).await?.code, Some(0));
     assert_eq!(codelia(&cluster, &client, &["attach", id]).await?.code, Some(130));
@@ -140,11 +154,15 @@ async fn cli_manages_tenants_keys_and_workers() -> Result<()> {
     let cluster = Cluster::start().await?;
     let operator = cluster.operator().await?;
     let made =
-        codelia(&cluster, &operator, &["tenants", "create", "team-7", "--sessions", "3", "--json"]).await?;
-    assert_eq!(made.code, Some(0), "{made:?}");
-    let key =
-        codelia(&cluster, &operator, &["keys", "create", "--tenant", "team-7", "--scope", "run", "--json"])
+        codelia(&cluster, &operator, &["tenants", "create", "team-7", "--sessions", "3", "--json"])
             .await?;
+    assert_eq!(made.code, Some(0), "{made:?}");
+    let key = codelia(
+        &cluster,
+        &operator,
+        &["keys", "create", "--tenant", "team-7", "--scope", "run", "--json"],
+    )
+    .await?;
     let key: Value = serde_json::from_str(&key.stdout)?;
     let member = operator.with_secret(key["secret"].as_str().unwrap_or_default())?;
     let below = codelia(&cluster, &member, &["run", "--", "true"]).await?;
@@ -162,9 +180,12 @@ async fn cli_manages_tenants_keys_and_workers() -> Result<()> {
 
 #[tokio::test]
 async fn help_has_examples_and_completions_exist() -> Result<()> {
-    let cluster =
-        Cluster::start_with(codelia_tests::ClusterOptions { apis: 0, workers: 0, ..Default::default() })
-            .await?;
+    let cluster = Cluster::start_with(codelia_tests::ClusterOptions {
+        apis: 0,
+        workers: 0,
+        ..Default::default()
+    })
+    .await?;
     let call = |arguments: &[&str]| -> Result<Command> {
         let mut command = cluster.command(arguments[0], "help")?;
         command.args(&arguments[1..]);

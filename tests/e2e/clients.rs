@@ -14,9 +14,14 @@ async fn python_client_works_generated_and_by_reflection() -> Result<()> {
     let place = Up::new()?;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/python/drive.py");
     // scripts/python-client puts the generated modules next to the venv.
-    let generated = python.ancestors().nth(3).context("the interpreter is in a venv")?.join("generated");
+    let generated =
+        python.ancestors().nth(3).context("the interpreter is in a venv")?.join("generated");
     let mut command = Command::new(&python);
-    command.arg(script).arg(place.directory().join("codelia")).arg(place.data()).env("PYTHONPATH", generated);
+    command
+        .arg(script)
+        .arg(place.directory().join("codelia"))
+        .arg(place.data())
+        .env("PYTHONPATH", generated);
     let done = Process::finish(command, b"").await?;
     assert_eq!(done.code, Some(0), "{}\n{}", done.stdout, done.stderr);
     place.leak_guard().expect_no_processes().await;

@@ -1,4 +1,5 @@
-//! Traces reach a configured OTLP collector: one trace from the call of a client to the outcome of its run.
+//! Traces reach a configured OTLP collector: one trace from the call of a client to the outcome of
+//! its run.
 
 use std::sync::{Arc, Mutex};
 
@@ -97,7 +98,12 @@ fn hex(bytes: &[u8]) -> String {
 /// The only span of this name.
 fn one<'a>(trace: &'a [Span], name: &str) -> &'a Span {
     let found: Vec<_> = trace.iter().filter(|span| span.name == name).collect();
-    assert_eq!(found.len(), 1, "spans {name}: {:?}", trace.iter().map(|span| &span.name).collect::<Vec<_>>());
+    assert_eq!(
+        found.len(),
+        1,
+        "spans {name}: {:?}",
+        trace.iter().map(|span| &span.name).collect::<Vec<_>>()
+    );
     found[0]
 }
 
@@ -118,7 +124,10 @@ const PARENT: &str = "b7ad6b7169203331";
 const API_STEPS: [&str; 3] = ["admit", "record", "dispatch"];
 const WORKER_STEPS: [&str; 5] = ["check lease", "launch", "execute", "clean up", "commit"];
 
-async fn traced_cluster(collector: &Collector, settings: &[(&'static str, &str)]) -> Result<Cluster> {
+async fn traced_cluster(
+    collector: &Collector,
+    settings: &[(&'static str, &str)],
+) -> Result<Cluster> {
     let mut all = vec![("CODELIA_OTLP_ENDPOINT", collector.listen().await?)];
     all.extend(settings.iter().map(|&(name, value)| (name, value.to_owned())));
     Cluster::start_with(ClusterOptions { settings: all, ..ClusterOptions::default() }).await
@@ -136,7 +145,8 @@ async fn run_continues_the_trace_of_its_caller() -> Result<()> {
 
     // Not sampled, says the caller: the ratio of the operator decides.
     let run = run_with(&client, &session, Some(&format!("00-{TRACE}-{PARENT}-00"))).await?;
-    let trace = collector.trace_of(&run, &[&API_STEPS[..], &WORKER_STEPS, &["request"]].concat()).await;
+    let trace =
+        collector.trace_of(&run, &[&API_STEPS[..], &WORKER_STEPS, &["request"]].concat()).await;
     assert_eq!(hex(&trace[0].trace_id), TRACE);
     let (request, own) = (one(&trace, "request"), one(&trace, "run"));
     assert_eq!(hex(&request.parent_span_id), PARENT);
@@ -146,8 +156,8 @@ async fn run_continues_the_trace_of_its_caller() -> Result<()> {
             assert_eq!(one(&trace, step).parent_span_id, parent.span_id, "{step}");
         }
     }
-    let sandboxes =
-        ["prepare", "take prepared"].map(|name| trace.iter().filter(|span| span.name == name).count());
+    let sandboxes = ["prepare", "take prepared"]
+        .map(|name| trace.iter().filter(|span| span.name == name).count());
     assert_eq!(sandboxes.iter().sum::<usize>(), 1, "{sandboxes:?}");
     assert!(has(own, "outcome", "exited") && has(own, "mode", "logical"), "{own:?}");
     assert!(has(request, "code", "OK"), "{request:?}");
@@ -214,7 +224,8 @@ async fn collector_that_hangs_stops_no_run() -> Result<()> {
     // The kernel accepts connections, and nobody answers.
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let settings = vec![("CODELIA_OTLP_ENDPOINT", format!("http://{}", listener.local_addr()?))];
-    let cluster = Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?.name;
     for _ in 0..20 {
@@ -231,7 +242,8 @@ async fn spans_reach_the_collector() -> Result<()> {
     let collector = Collector::default();
     let endpoint = collector.listen().await?;
     let settings = vec![("CODELIA_OTLP_ENDPOINT", endpoint)];
-    let cluster = Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let run = client.exec(&session.name, "exit 0").await?.finished.expect("an end");
@@ -239,7 +251,8 @@ async fn spans_reach_the_collector() -> Result<()> {
     for (attribute, value) in
         [("run", run.run_id.as_str()), ("session", session.session_id.as_str()), ("tenant", "a")]
     {
-        eventually((attribute, value), || async { collector.has(attribute, value).then_some(()) }).await;
+        eventually((attribute, value), || async { collector.has(attribute, value).then_some(()) })
+            .await;
     }
     cluster.end().await
 }

@@ -10,8 +10,11 @@ use codelia_tests::{Cluster, Process, Program, Terminal};
 async fn bash_completes_sessions_and_files() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let session = client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
-    client.exec(&session.name, "mkdir src; echo content-$((40+2)) > src/main.c; touch 'src/m$(id)'").await?;
+    let session =
+        client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
+    client
+        .exec(&session.name, "mkdir src; echo content-$((40+2)) > src/main.c; touch 'src/m$(id)'")
+        .await?;
     let script = Process::finish(cluster.cli(&client, &["completions", "bash"]), b"").await?.stdout;
     let file = cluster.directory().join("codelia.bash");
     // The system's own settings would replace a prompt in the environment.
@@ -54,11 +57,17 @@ async fn completion_is_silent_if_the_server_fails() -> Result<()> {
     let closed = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     // Connections to it are accepted by the kernel and never answered.
     let mute = TcpListener::bind("127.0.0.1:0")?;
-    for endpoint in
-        [format!("http://{closed}"), format!("http://{}", mute.local_addr()?), "nonsense".to_owned()]
-    {
+    for endpoint in [
+        format!("http://{closed}"),
+        format!("http://{}", mute.local_addr()?),
+        "nonsense".to_owned(),
+    ] {
         let done = complete(&endpoint).await?;
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "", ""), "{endpoint}");
+        assert_eq!(
+            (done.code, done.stdout.as_str(), done.stderr.as_str()),
+            (Some(0), "", ""),
+            "{endpoint}"
+        );
     }
     cluster.end().await
 }

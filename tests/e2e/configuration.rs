@@ -27,7 +27,8 @@ async fn sandbox_keys_work_by_name() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     assert_eq!(session.mode(), codelia_proto::v1::SandboxMode::Logical);
-    let seconds = |time: Option<prost_types::Timestamp>| time.map(|time| time.seconds).unwrap_or_default();
+    let seconds =
+        |time: Option<prost_types::Timestamp>| time.map(|time| time.seconds).unwrap_or_default();
     assert!(
         (76..=78).contains(&(seconds(session.expire_time) - seconds(session.create_time))),
         "{session:?}"
@@ -109,7 +110,10 @@ async fn prod_profile_refuses_logical_mode() -> Result<()> {
         ..Default::default()
     };
     let refused = refusal(&client.create(request).await.expect_err("prod refuses mode logical"));
-    assert_eq!((refused.code, refused.reason.as_str()), (Code::FailedPrecondition, "MODE_NOT_ALLOWED"));
+    assert_eq!(
+        (refused.code, refused.reason.as_str()),
+        (Code::FailedPrecondition, "MODE_NOT_ALLOWED")
+    );
     cluster.end().await
 }
 

@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 use codelia_proto::v1::WatchRunRequest;
 use codelia_store::Scope;
 use codelia_tests::{
-    Certificates, Client, Cluster, ClusterOptions, Http2, Process, Up, eventually, refusal, shell, within,
+    Certificates, Client, Cluster, ClusterOptions, Http2, Process, Up, eventually, refusal, shell,
+    within,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
@@ -87,7 +88,8 @@ async fn unfinished_messages_without_key_hold_no_memory() -> Result<()> {
     // The control: where so many bytes are allowed, the same measurement sees them.
     let mut open = Vec::new();
     for _ in 0..24 {
-        let call = attacker.unfinished(START_RUN, Some(&client.secret), 4 * MIB, (4 << 20) - 1).await?;
+        let call =
+            attacker.unfinished(START_RUN, Some(&client.secret), 4 * MIB, (4 << 20) - 1).await?;
         assert_eq!(call.sent, (4 << 20) - 1);
         open.push(call);
     }
@@ -107,7 +109,11 @@ async fn wrong_key_is_refused_before_the_request_is_read() -> Result<()> {
     let wrong = format!("cdl_{}", "x".repeat(43));
     for secret in [None, Some(wrong.as_str())] {
         let call = attacker.unfinished(START_RUN, secret, 4 * MIB, 0).await?;
-        assert_eq!(call.refused().await?.code(), Code::Unauthenticated, "nothing but the header was sent");
+        assert_eq!(
+            call.refused().await?.code(),
+            Code::Unauthenticated,
+            "nothing but the header was sent"
+        );
     }
     // The control: with a valid key the server waits for the message.
     let secret = cluster.tenant("a").await?.secret;
@@ -118,7 +124,8 @@ async fn wrong_key_is_refused_before_the_request_is_read() -> Result<()> {
 
 #[tokio::test]
 async fn unfinished_message_times_out() -> Result<()> {
-    let cluster = Cluster::start_with(with_settings(&[("CODELIA_API_MESSAGE_TIMEOUT", "1s")])).await?;
+    let cluster =
+        Cluster::start_with(with_settings(&[("CODELIA_API_MESSAGE_TIMEOUT", "1s")])).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let caller = Http2::connect("127.0.0.1", &cluster.apis[0].address).await?;
@@ -127,7 +134,10 @@ async fn unfinished_message_times_out() -> Result<()> {
     let quiet = codelia_tests::Exec::start(&client, cat).await?;
     for (path, secret) in [(HEALTH, None), (START_RUN, Some(client.secret.as_str()))] {
         let refused = caller.unfinished(path, secret, 100, 50).await?.refused().await?;
-        assert_eq!((refused.code(), refusal(&refused).reason.as_str()), (Code::Aborted, "STREAM_STALLED"));
+        assert_eq!(
+            (refused.code(), refusal(&refused).reason.as_str()),
+            (Code::Aborted, "STREAM_STALLED")
+        );
     }
     // The control: a stream that is quiet between its messages stays open.
     quiet.write("still here").await?;
@@ -152,7 +162,9 @@ async fn silent_connections_are_closed_on_every_port() -> Result<()> {
         ("CODELIA_WORKER_IDLE_TIMEOUT", "1s"),
         ("CODELIA_METRICS_REQUEST_TIMEOUT", "1s"),
     ];
-    cluster.add_worker_with(&[&quick[..], &[("CODELIA_METRICS_LISTEN", &worker_metrics)]].concat()).await?;
+    cluster
+        .add_worker_with(&[&quick[..], &[("CODELIA_METRICS_LISTEN", &worker_metrics)]].concat())
+        .await?;
     cluster.add_api_with(&[&quick[..], &[("CODELIA_METRICS_LISTEN", &metrics)]].concat()).await?;
     let tls = [("CODELIA_API_TLS_CERT", certificate.as_str()), ("CODELIA_API_TLS_KEY", &key)];
     cluster.add_api_with(&[&quick[..], &tls].concat()).await?;
@@ -173,7 +185,10 @@ async fn silent_connections_are_closed_on_every_port() -> Result<()> {
     let idle = Endpoint::from_shared(cluster.endpoint(0))?.connect().await?;
     // Only the connection of the watch is left, which is quiet and was open all the time.
     open_connections(&metrics, 1).await;
-    HealthClient::new(idle).check(HealthCheckRequest::default()).await.context("it connects again")?;
+    HealthClient::new(idle)
+        .check(HealthCheckRequest::default())
+        .await
+        .context("it connects again")?;
     client.exec(&session.name, "touch go").await?;
     let mut finished = false;
     while let Some(message) = within("the next event", watch.message()).await? {
@@ -216,7 +231,11 @@ async fn connections_above_the_cap_are_refused() -> Result<()> {
     drop(held);
     open_connections(&metrics, 1).await;
     assert!(
-        Client::connect(&cluster.endpoint(0), &client.secret).await?.get_session(&session.name).await.is_ok()
+        Client::connect(&cluster.endpoint(0), &client.secret)
+            .await?
+            .get_session(&session.name)
+            .await
+            .is_ok()
     );
     cluster.end().await
 }
@@ -253,17 +272,22 @@ async fn idle_connections_leave_descriptors_for_commands() -> Result<()> {
         let seen = client.exec(&session.name, &format!("echo {number}; ulimit -n")).await?;
         assert_eq!(seen.stdout_text(), format!("{number}\n1024\n"));
     }
-    let other = Http2::connect("127.0.0.2", &address).await.context("another address can connect")?;
+    let other =
+        Http2::connect("127.0.0.2", &address).await.context("another address can connect")?;
     let held = u64::try_from(descriptors()?)?;
     assert!(held < OPEN_FILES * 3 / 4, "{held} descriptors are open");
     drop((idle, other));
 
-    let next =
-        eventually("a new client can connect", || async { Client::connect(&endpoint, secret).await.ok() })
-            .await;
+    let next = eventually("a new client can connect", || async {
+        Client::connect(&endpoint, secret).await.ok()
+    })
+    .await;
     assert_eq!(next.exec(&session.name, "echo recovered").await?.stdout_text(), "recovered\n");
     let log = up.read_log();
-    assert!(!log.contains("left something behind") && !log.contains("no free descriptors"), "{log}");
+    assert!(
+        !log.contains("left something behind") && !log.contains("no free descriptors"),
+        "{log}"
+    );
     up.terminate().await?;
     place.leak_guard().expect_no_processes().await;
     Ok(())
@@ -272,14 +296,19 @@ async fn idle_connections_leave_descriptors_for_commands() -> Result<()> {
 #[tokio::test]
 async fn commands_do_not_inherit_the_raised_limit() -> Result<()> {
     let cluster = Cluster::start().await?;
-    let limits = std::fs::read_to_string(format!("/proc/{}/limits", cluster.workers[0].process.pid()))?;
-    let line = limits.lines().find(|line| line.starts_with("Max open files")).context("the limit")?;
+    let limits =
+        std::fs::read_to_string(format!("/proc/{}/limits", cluster.workers[0].process.pid()))?;
+    let line =
+        limits.lines().find(|line| line.starts_with("Max open files")).context("the limit")?;
     let [soft, hard] = [3, 4].map(|at| line.split_whitespace().nth(at).unwrap_or_default());
     let raised = hard.parse::<u64>().unwrap_or(u64::MAX).min(1 << 20);
     assert_eq!(soft.parse::<u64>()?, raised, "the worker raised its limit: {line}");
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    assert_eq!(client.exec(&session.name, "ulimit -n; ulimit -Hn").await?.stdout_text(), "1024\n1024\n");
+    assert_eq!(
+        client.exec(&session.name, "ulimit -n; ulimit -Hn").await?.stdout_text(),
+        "1024\n1024\n"
+    );
     cluster.end().await
 }
 
@@ -299,7 +328,10 @@ async fn open_calls_of_a_key_are_limited() -> Result<()> {
         watches.push(client.watch(&run.name, 0).await?);
     }
     let refused = refusal(&client.watch(&run.name, 0).await.expect_err("a fourth watch"));
-    assert_eq!((refused.code, refused.reason.as_str()), (Code::ResourceExhausted, "TOO_MANY_CALLS"));
+    assert_eq!(
+        (refused.code, refused.reason.as_str()),
+        (Code::ResourceExhausted, "TOO_MANY_CALLS")
+    );
     assert!(refused.retry_after.is_some());
 
     let caller = Http2::connect("127.0.0.1", &cluster.apis[0].address).await?;
@@ -307,7 +339,10 @@ async fn open_calls_of_a_key_are_limited() -> Result<()> {
     let unfinished = || caller.unfinished(START_RUN, Some(&client.secret), 4 * MIB, 1 << 20);
     let (first, second) = (unfinished().await?, unfinished().await?);
     let refused = refusal(&client.get_run(&run.name).await.expect_err("a sixth call"));
-    assert_eq!((refused.code, refused.reason.as_str()), (Code::ResourceExhausted, "TOO_MANY_CALLS"));
+    assert_eq!(
+        (refused.code, refused.reason.as_str()),
+        (Code::ResourceExhausted, "TOO_MANY_CALLS")
+    );
     watches.truncate(1);
     eventually("calls are possible again", || async { client.get_run(&run.name).await.ok() }).await;
     let refused = unfinished().await?.refused().await?;
@@ -329,12 +364,17 @@ async fn open_calls_of_a_key_are_limited() -> Result<()> {
 }
 
 /// Counts the key lookups that `count` wrong keys cost, and how they are refused.
-async fn try_wrong_keys(client: &Client, metrics: &str, count: usize) -> Result<(u64, Vec<String>)> {
+async fn try_wrong_keys(
+    client: &Client,
+    metrics: &str,
+    count: usize,
+) -> Result<(u64, Vec<String>)> {
     let before = metric(metrics, "codelia_key_lookups_total").await?;
     let mut reasons = Vec::new();
     for number in 0..count {
         let wrong = client.with_secret(&format!("cdl_{number:0>43}"))?;
-        reasons.push(refusal(&wrong.get_session("sessions/x").await.expect_err("a wrong key")).reason);
+        reasons
+            .push(refusal(&wrong.get_session("sessions/x").await.expect_err("a wrong key")).reason);
     }
     Ok((metric(metrics, "codelia_key_lookups_total").await? - before, reasons))
 }

@@ -4,8 +4,8 @@ use anyhow::{Context, Result};
 use codelia_proto::v1::{ListKeysRequest, ListKeysResponse, outcome::Kind::Exited};
 use codelia_store::LocalPostgres;
 use codelia_tests::{
-    Client, Cluster, ClusterOptions, Database, Exec, Proxy, Replacement, Scratch, WORKER_LEASE_SECONDS,
-    eventually, refusal, shell,
+    Client, Cluster, ClusterOptions, Database, Exec, Proxy, Replacement, Scratch,
+    WORKER_LEASE_SECONDS, eventually, refusal, shell,
 };
 use futures::{
     future::{Either, join_all, select},
@@ -35,7 +35,8 @@ impl SlowLists {
         let no_api = ClusterOptions { apis: 0, ..ClusterOptions::default() };
         let mut cluster = Cluster::start_on(Database::on(&server).await?, no_api).await?;
         let proxy = Proxy::start(&scratch.join("postgres"), &SLOW_LIST)?;
-        let url = format!("postgres://codelia@127.0.0.1:{}/{}", proxy.port(), cluster.database.name());
+        let url =
+            format!("postgres://codelia@127.0.0.1:{}/{}", proxy.port(), cluster.database.name());
         let settings = [settings, &[("CODELIA_DATABASE_URL", &url)]].concat();
         cluster.add_api_with(&settings).await?;
         let lock = hold(&cluster.database, "SELECT pg_advisory_xact_lock(7)").await?;
@@ -77,7 +78,8 @@ async fn lease_losses(cluster: &Cluster) -> Result<i64> {
 #[tokio::test]
 async fn slow_lists_cost_neighbour_nothing() -> Result<()> {
     const HOUR: &str = "1h";
-    let patient = [("CODELIA_DATABASE_READ_TIMEOUT", HOUR), ("CODELIA_DATABASE_LOCK_TIMEOUT", HOUR)];
+    let patient =
+        [("CODELIA_DATABASE_READ_TIMEOUT", HOUR), ("CODELIA_DATABASE_LOCK_TIMEOUT", HOUR)];
     let slow = SlowLists::new(&patient).await?;
     let cluster = &slow.cluster;
     let (lister, neighbour) = (cluster.tenant("a").await?, cluster.tenant("b").await?);
@@ -95,7 +97,9 @@ async fn slow_lists_cost_neighbour_nothing() -> Result<()> {
     {
         let lists = join_all((0..20).map(|_| list(&lister)));
         pin_mut!(lists, run);
-        let Either::Right((seen, _)) = select(lists, run).await else { panic!("the lists ended first") };
+        let Either::Right((seen, _)) = select(lists, run).await else {
+            panic!("the lists ended first")
+        };
         assert_eq!(seen?.outcome(), Exited(0));
     }
     assert_eq!(lease_losses(cluster).await?, 0);
@@ -131,7 +135,8 @@ async fn lock_on_runs_costs_no_lease() -> Result<()> {
         lines.lines().any(|line| line.contains("retrying") && line.contains("commit")).then_some(())
     })
     .await;
-    let refused = client.start(shell(&session.name, "true")).await.err().context("the table is locked")?;
+    let refused =
+        client.start(shell(&session.name, "true")).await.err().context("the table is locked")?;
     assert_eq!(refusal(&refused).reason, "UNAVAILABLE");
     release(lock).await?;
     let seen = exec.finish().await?;
@@ -147,6 +152,9 @@ async fn slow_list_is_cut_with_remedy() -> Result<()> {
     let error = list(&client).await.err().context("the list is cut")?;
     let refusal = refusal(&error);
     assert_eq!(refusal.reason, "QUERY_TIMEOUT");
-    assert!(refusal.retry_after.is_some() && error.message().contains("a smaller page"), "{error:?}");
+    assert!(
+        refusal.retry_after.is_some() && error.message().contains("a smaller page"),
+        "{error:?}"
+    );
     slow.end().await
 }

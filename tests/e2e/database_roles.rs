@@ -26,11 +26,13 @@ async fn parts_work_under_their_roles() -> Result<()> {
     store.close().await;
     other.end().await?;
     database.execute("GRANT CREATE ON SCHEMA public TO codelia_migrator").await?;
-    let migrator = Store::connect(Options::from_url(&url_as(&database, "codelia_migrator"))?).await?;
+    let migrator =
+        Store::connect(Options::from_url(&url_as(&database, "codelia_migrator"))?).await?;
     migrator.migrate().await?;
     migrator.close().await;
 
-    let none = ClusterOptions { apis: 0, workers: 0, shared_root: true, ..ClusterOptions::default() };
+    let none =
+        ClusterOptions { apis: 0, workers: 0, shared_root: true, ..ClusterOptions::default() };
     let urls = ["codelia_api", "codelia_worker"].map(|role| url_as(&database, role));
     let mut cluster = Cluster::start_on(database, none).await?;
     for _ in 0..2 {

@@ -3,7 +3,9 @@
 use std::{
     ffi::OsString,
     fs,
-    os::unix::{ffi::OsStringExt, fs::MetadataExt, fs::PermissionsExt, fs::chown, process::CommandExt},
+    os::unix::{
+        ffi::OsStringExt, fs::MetadataExt, fs::PermissionsExt, fs::chown, process::CommandExt,
+    },
     path::Path,
     process::Command,
 };
@@ -11,14 +13,20 @@ use std::{
 use anyhow::{Context, Result};
 use codelia_proto::v1::outcome::Kind::Exited;
 use codelia_store::{LocalPostgres, Options, Store};
-use codelia_tests::{Certificates, Cluster, ClusterOptions, Database, Process, Scratch, eventually};
+use codelia_tests::{
+    Certificates, Cluster, ClusterOptions, Database, Process, Scratch, eventually,
+};
 
 /// The role of a private server.
 const ROLE: &str = "codelia";
 
-/// Starts a private server again, with the settings that it had, so that it also listens at addresses
-/// of this test alone, with TLS.
-async fn listen_with_tls(server: LocalPostgres, scratch: &Scratch, addresses: &str) -> Result<Process> {
+/// Starts a private server again, with the settings that it had, so that it also listens at
+/// addresses of this test alone, with TLS.
+async fn listen_with_tls(
+    server: LocalPostgres,
+    scratch: &Scratch,
+    addresses: &str,
+) -> Result<Process> {
     let data = scratch.join("postgres/data");
     let owner = fs::metadata(&data)?;
     let pid = fs::read_to_string(data.join("postmaster.pid"))?;
@@ -68,8 +76,9 @@ async fn database_connections_verify_tls() -> Result<()> {
     let mut cluster = Cluster::start_on(database, none).await?;
     // Other servers of this machine may have the port at 127.0.0.1.
     let process = std::process::id().to_be_bytes();
-    let [address, unnamed] = [0, 0x80]
-        .map(|range| format!("127.{}.{}.{}", process[1] ^ range, process[2], process[3].clamp(1, 254)));
+    let [address, unnamed] = [0, 0x80].map(|range| {
+        format!("127.{}.{}.{}", process[1] ^ range, process[2], process[3].clamp(1, 254))
+    });
     Certificates::new()?.write(scratch.path(), "database", &[&address])?;
     Certificates::new()?.write(scratch.path(), "foreign", &[&address])?;
     let mut server = listen_with_tls(server, &scratch, &format!("{address},{unnamed}")).await?;
@@ -85,7 +94,8 @@ async fn database_connections_verify_tls() -> Result<()> {
     eventually("the server accepts TLS", || async { connect(&verified).await.ok() }).await;
 
     let foreign = authority("foreign");
-    let error = connect(&url(&address, "verify-full", Path::new(&foreign))).await.expect_err("foreign");
+    let error =
+        connect(&url(&address, "verify-full", Path::new(&foreign))).await.expect_err("foreign");
     assert!(format!("{error:?}").contains("InvalidCertificate"), "{error:?}");
     let error = connect(&url(&unnamed, "verify-full", Path::new(&own))).await.expect_err("name");
     assert!(format!("{error:?}").contains("NotValidForName"), "{error:?}");

@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{
-    CreateSessionRequest, FilesystemPolicy, LimitExceeded, Limits, Outcome, Policy, RemoveFileRequest, Run,
-    StartRunRequest, TextList, TransactionMode, outcome,
+    CreateSessionRequest, FilesystemPolicy, LimitExceeded, Limits, Outcome, Policy,
+    RemoveFileRequest, Run, StartRunRequest, TextList, TransactionMode, outcome,
 };
 use codelia_tests::{Client, Cluster, Process, Scratch, available, eventually, refusal, shell};
 use tonic::Code;
@@ -85,7 +85,8 @@ impl Fixture {
 
 async fn create(client: &Client, disk_bytes: i64, inodes: i64) -> Result<String> {
     let limits = Limits { disk_bytes: Some(disk_bytes), inodes: Some(inodes), ..Limits::default() };
-    let session = client.create(CreateSessionRequest { limits: Some(limits), ..Default::default() }).await?;
+    let session =
+        client.create(CreateSessionRequest { limits: Some(limits), ..Default::default() }).await?;
     let granted = session.limits.context("limits")?;
     ensure!((granted.disk_bytes, granted.inodes) == (Some(disk_bytes), Some(inodes)));
     // The worker takes it with its first run.
@@ -118,7 +119,10 @@ fn allocated(directory: &Path) -> Result<(i64, i64)> {
 }
 
 /// How long a small run of the neighbour takes while `work` goes.
-async fn slowest_neighbour(fixture: &Fixture, work: impl Future<Output = Result<()>>) -> Result<Duration> {
+async fn slowest_neighbour(
+    fixture: &Fixture,
+    work: impl Future<Output = Result<()>>,
+) -> Result<Duration> {
     let mut work = std::pin::pin!(work);
     let mut slowest = Duration::ZERO;
     loop {
@@ -135,7 +139,9 @@ async fn slowest_neighbour(fixture: &Fixture, work: impl Future<Output = Result<
 async fn limits_bite(mode: &'static str) -> Result<()> {
     let Some(fixture) = Fixture::start(mode).await? else { return Ok(()) };
     // The control: below the limit nothing is stopped, whatever size files seem to have.
-    fixture.succeeds("dd if=/dev/zero of=small bs=1M count=40 2>/dev/null; sleep 1; rm small").await?;
+    fixture
+        .succeeds("dd if=/dev/zero of=small bs=1M count=40 2>/dev/null; sleep 1; rm small")
+        .await?;
     let sparse = "truncate -s 900M sparse; dd if=/dev/zero of=sparse bs=4k count=1 seek=9999 conv=notrunc \
                   2>/dev/null; sleep 1; rm sparse";
     fixture.succeeds(sparse).await?;
@@ -146,7 +152,9 @@ async fn limits_bite(mode: &'static str) -> Result<()> {
     let slowest = slowest_neighbour(&fixture, fixture.is_stopped(FILL, "disk_bytes")).await?;
     println!("{mode}: slowest run of the neighbour meanwhile: {slowest:?}");
     // A full session: what grows it is stopped, and what makes room is not.
-    fixture.is_stopped("dd if=/dev/zero of=more bs=1M count=200 2>/dev/null; sleep 60", "disk_bytes").await?;
+    fixture
+        .is_stopped("dd if=/dev/zero of=more bs=1M count=200 2>/dev/null; sleep 60", "disk_bytes")
+        .await?;
     fixture.succeeds("sleep 1; rm -f big* more; echo fits > file; sleep 1; cat file").await?;
 
     fixture.is_stopped(TRICKLE, "disk_bytes").await?;
@@ -154,12 +162,14 @@ async fn limits_bite(mode: &'static str) -> Result<()> {
     ensure!(bytes < BYTES + 64 * MIB, "{mode}: {bytes} bytes");
     fixture.succeeds("rm slow").await?;
 
-    let many = "mkdir many; i=0; while [ $i -lt 300000 ]; do : > many/$i; i=$((i+1)); done; echo survived";
+    let many =
+        "mkdir many; i=0; while [ $i -lt 300000 ]; do : > many/$i; i=$((i+1)); done; echo survived";
     fixture.is_stopped(many, "inodes").await?;
     fixture.succeeds("rm -r many").await?;
 
     // Only the command still has the file.
-    let unlinked = "exec 3> hidden; rm hidden; dd if=/dev/zero bs=1M count=900 >&3 2>/dev/null; sleep 60";
+    let unlinked =
+        "exec 3> hidden; rm hidden; dd if=/dev/zero bs=1M count=900 >&3 2>/dev/null; sleep 60";
     fixture.is_stopped(unlinked, "disk_bytes").await?;
     fixture.succeeds("echo fits > file").await?;
     fixture.cluster.end().await
@@ -210,14 +220,16 @@ async fn writes_below_overlay_paths_count() -> Result<()> {
     const TOOLS: &str = "/usr/local";
     let place = Scratch::new()?;
     fs::write(place.join("policy.yaml"), format!("filesystem: {{overlay_paths: [{TOOLS}]}}"))?;
-    let settings = vec![("CODELIA_SANDBOX_POLICY", place.join("policy.yaml").display().to_string())];
+    let settings =
+        vec![("CODELIA_SANDBOX_POLICY", place.join("policy.yaml").display().to_string())];
     let Some(cluster) = isolating_with("bwrap", 1, settings).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
     let overlay_paths = Some(TextList { values: vec![TOOLS.to_owned()] });
     let filesystem = Some(FilesystemPolicy { overlay_paths, ..Default::default() });
     let policy = Some(Policy { filesystem, ..Default::default() });
     let limits = Some(Limits { disk_bytes: Some(BYTES), ..Limits::default() });
-    let session = client.create(CreateSessionRequest { limits, policy, ..Default::default() }).await?.name;
+    let session =
+        client.create(CreateSessionRequest { limits, policy, ..Default::default() }).await?.name;
     let in_overlay = |script: &str| shell(&session, &format!("cd {TOOLS} && {script}"));
 
     // The control: below the limit nothing is stopped.
@@ -231,7 +243,8 @@ async fn writes_below_overlay_paths_count() -> Result<()> {
 }
 
 /// Allocates up to 4.5 GB at once, without writing anything.
-const ALLOCATE: &str = "for i in 1 2 3 4 5; do fallocate -l 900M $(mktemp huge-XXXXXX); done; sleep 60";
+const ALLOCATE: &str =
+    "for i in 1 2 3 4 5; do fallocate -l 900M $(mktemp huge-XXXXXX); done; sleep 60";
 /// Each run allocates at least one of the files before it is stopped.
 const MAX_RUNS: usize = 8;
 
@@ -252,18 +265,26 @@ async fn run_is_refused_far_above_the_limit() -> Result<()> {
             ensure!(bytes > BYTES + (4 << 30), "{bytes}");
             // Not even one that would delete files, but file calls can.
             let refused = fixture.run("rm -f huge-*").await?;
-            ensure!(matches!(kind(&refused), Some(outcome::Kind::Refused(_))), "{:?}", refused.outcome);
+            ensure!(
+                matches!(kind(&refused), Some(outcome::Kind::Refused(_))),
+                "{:?}",
+                refused.outcome
+            );
             for file in fs::read_dir(fixture.directory.join("workspace"))? {
                 let path = file?.file_name().to_string_lossy().into_owned();
-                let request =
-                    RemoveFileRequest { parent: fixture.session.clone(), path, ..Default::default() };
+                let request = RemoveFileRequest {
+                    parent: fixture.session.clone(),
+                    path,
+                    ..Default::default()
+                };
                 fixture.client.files().remove_file(request).await?;
             }
             let is_usable = || async { fixture.succeeds("echo fits > file").await.ok() };
             eventually("a run starts again", is_usable).await;
             return fixture.cluster.end().await;
         }
-        // The control: less above the limit a run may start, and is stopped when it grows the session.
+        // The control: less above the limit a run may start, and is stopped when it grows the
+        // session.
         ensure!(is_limit(&ended, "disk_bytes"), "{:?}", ended.outcome);
     }
     anyhow::bail!("no run was refused; {:?} are allocated", allocated(&fixture.directory)?)
@@ -288,7 +309,8 @@ async fn largest_file_is_limited() -> Result<()> {
     let Some(fixture) = Fixture::start("bwrap").await? else { return Ok(()) };
     let write = "dd if=/dev/zero of=file bs=1M count=3 2>/dev/null; echo $?; wc -c < file";
     let limits = Some(Limits { file_bytes: Some(MIB), ..Limits::default() });
-    let limited = fixture.client.start(StartRunRequest { limits, ..shell(&fixture.session, write) }).await?;
+    let limited =
+        fixture.client.start(StartRunRequest { limits, ..shell(&fixture.session, write) }).await?;
     let output = fixture.client.watch_to_end(&limited.name, 0).await?.stdout_text();
     ensure!(output.ends_with(&format!("\n{MIB}\n")) && !output.starts_with("0\n"), "{output}");
     let control = fixture.client.exec(&fixture.session, write).await?.stdout_text();
@@ -304,22 +326,33 @@ async fn disk_limits_belong_to_the_session() -> Result<()> {
         ("limits.disk_bytes", Limits { disk_bytes: Some(MIB), ..Limits::default() }),
         ("limits.inodes", Limits { inodes: Some(10), ..Limits::default() }),
     ] {
-        let refused = client.start(StartRunRequest { limits: Some(limits), ..shell(session, "true") }).await;
+        let refused =
+            client.start(StartRunRequest { limits: Some(limits), ..shell(session, "true") }).await;
         let refused = refusal(&refused.err().context(field)?);
         ensure!(refused.code == Code::InvalidArgument && refused.fields == [field], "{refused:?}");
         // The control: with a session of its own it acts.
         let new_session = Some(CreateSessionRequest::default());
-        let own =
-            StartRunRequest { parent: String::new(), new_session, limits: Some(limits), ..shell("", "true") };
+        let own = StartRunRequest {
+            parent: String::new(),
+            new_session,
+            limits: Some(limits),
+            ..shell("", "true")
+        };
         let run = client.start(own).await?;
         let parent = run.name.split("/runs/").next().context("a session")?.to_owned();
         let granted = client.get_session(&parent).await?.limits.context("limits")?;
-        ensure!(granted.disk_bytes == limits.disk_bytes || granted.inodes == limits.inodes, "{granted:?}");
+        ensure!(
+            granted.disk_bytes == limits.disk_bytes || granted.inodes == limits.inodes,
+            "{granted:?}"
+        );
     }
     let script = ["--", "sh", "-c", FILL];
     let run = [&["run", "--disk", "64m"][..], &script].concat();
     let stopped = Process::finish(cluster.cli(client, &run), b"").await?;
-    ensure!(stopped.stderr.contains("killed: session directory is full (limit 64 MiB)"), "{stopped:?}");
+    ensure!(
+        stopped.stderr.contains("killed: session directory is full (limit 64 MiB)"),
+        "{stopped:?}"
+    );
     let id = session.trim_start_matches("sessions/");
     let existing = ["run", "-s", id, "--disk", "64m", "--", "true"];
     let refused = Process::finish(cluster.cli(client, &existing), b"").await?;

@@ -1,10 +1,12 @@
-//! Sessions whose files are in a disk image of their own (`worker.disk: image`): what a full one sees,
-//! and what is left of it.
+//! Sessions whose files are in a disk image of their own (`worker.disk: image`): what a full one
+//! sees, and what is left of it.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
-use codelia_proto::v1::{CreateSessionRequest, Limits, Session, StartRunRequest, TransactionMode, outcome};
+use codelia_proto::v1::{
+    CreateSessionRequest, Limits, Session, StartRunRequest, TransactionMode, outcome,
+};
 use codelia_tests::{Client, Cluster, ClusterOptions, available, eventually, is_root, shell};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -39,7 +41,9 @@ fn images(cluster: &Cluster) -> Result<Vec<String>> {
     let below = cluster.directory().display().to_string();
     let mut found = Vec::new();
     for line in fs::read_to_string("/proc/self/mountinfo")?.lines() {
-        found.extend(line.split(' ').nth(4).filter(|point| point.starts_with(&below)).map(str::to_owned));
+        found.extend(
+            line.split(' ').nth(4).filter(|point| point.starts_with(&below)).map(str::to_owned),
+        );
     }
     for device in fs::read_dir("/sys/block")? {
         let file = fs::read_to_string(device?.path().join("loop/backing_file")).unwrap_or_default();
@@ -70,9 +74,11 @@ async fn kill_worker(cluster: &mut Cluster) -> Result<()> {
 fn has_shared_mounts() -> Result<bool> {
     let table = fs::read_to_string("/proc/self/mountinfo")?;
     let place = std::env::temp_dir();
-    let above =
-        table.lines().filter(|line| line.split(' ').nth(4).is_some_and(|point| place.starts_with(point)));
-    let nearest = above.max_by_key(|line| line.split(' ').nth(4).map(str::len)).context("a mount")?;
+    let above = table
+        .lines()
+        .filter(|line| line.split(' ').nth(4).is_some_and(|point| place.starts_with(point)));
+    let nearest =
+        above.max_by_key(|line| line.split(' ').nth(4).map(str::len)).context("a mount")?;
     Ok(nearest.contains(" shared:"))
 }
 
@@ -97,24 +103,37 @@ async fn full_image_refuses_writes(mode: &'static str) -> Result<()> {
     println!("{mode}: limit {LIMIT}, written {bytes}, overshoot {}", bytes - LIMIT);
     let files = files.parse::<i64>()?;
     ensure!(files > INODES - 20 && files < INODES + 20, "{files}");
-    ensure!(other.stdout_text() == "67108864\nsparse\n1000\nroom\n", "the control: {}", other.stdout_text());
+    ensure!(
+        other.stdout_text() == "67108864\nsparse\n1000\nroom\n",
+        "the control: {}",
+        other.stdout_text()
+    );
 
     let refused = client.put(&full.name, "upload", &"x".repeat(20 << 20)).await;
     ensure!(refused.is_err(), "an upload that does not fit");
     client.put(&full.name, "upload", "fits").await?;
     client.put(&full.name, "upload", "replaced").await?;
     let transaction = TransactionMode::Apply.into();
-    let change =
-        "mkdir -p dir/deep && echo 1 > dir/deep/file && rm upload && dd if=/dev/zero of=big bs=1M count=20";
+    let change = "mkdir -p dir/deep && echo 1 > dir/deep/file && rm upload && dd if=/dev/zero of=big bs=1M count=20";
     for (script, code) in [(change, 1), ("echo 2 > file", 0)] {
-        let run = client.start(StartRunRequest { transaction, ..shell(&full.name, script) }).await?;
+        let run =
+            client.start(StartRunRequest { transaction, ..shell(&full.name, script) }).await?;
         let ended = client.watch_to_end(&run.name, 0).await?.outcome();
         ensure!(ended == outcome::Kind::Exited(code), "{ended:?}");
     }
-    ensure!(client.exec(&full.name, "cat file upload; ls").await?.stdout_text().starts_with("2\nreplaced"));
+    ensure!(
+        client
+            .exec(&full.name, "cat file upload; ls")
+            .await?
+            .stdout_text()
+            .starts_with("2\nreplaced")
+    );
 
     kill_worker(&mut cluster).await?;
-    ensure!(client.exec(&full.name, "cat file").await?.stdout_text() == "2\n", "files outlive the worker");
+    ensure!(
+        client.exec(&full.name, "cat file").await?.stdout_text() == "2\n",
+        "files outlive the worker"
+    );
     kill_worker(&mut cluster).await?;
     for session in [full, neighbour] {
         client.close(&session.name).await?;
@@ -149,12 +168,14 @@ async fn image_moves_with_its_session() -> Result<()> {
         return Ok(());
     }
     let settings = vec![(IMAGE.0, IMAGE.1.to_owned())];
-    let shape = ClusterOptions { workers: 2, shared_root: true, settings, ..ClusterOptions::default() };
+    let shape =
+        ClusterOptions { workers: 2, shared_root: true, settings, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_with(shape).await?;
     let client = cluster.tenant("a").await?;
     let session = session(&client).await?;
     let holder = client.exec(&session.name, "echo kept > file").await?.run().worker_id.clone();
-    let number = cluster.workers.iter().position(|worker| worker.id == holder).context("its worker")?;
+    let number =
+        cluster.workers.iter().position(|worker| worker.id == holder).context("its worker")?;
     cluster.workers[number].process.terminate().await?;
     ensure!(client.exec(&session.name, "cat file").await?.stdout_text() == "kept\n");
     client.close(&session.name).await?;
@@ -182,15 +203,20 @@ async fn stopped_worker_leaves_no_mount() -> Result<()> {
 
 fn disk_check(found: &Value) -> Result<(bool, String)> {
     let checks = found["checks"].as_array().context("checks")?;
-    let check = checks.iter().find(|check| check["check"] == "disk limits").context("disk limits")?;
+    let check =
+        checks.iter().find(|check| check["check"] == "disk limits").context("disk limits")?;
     Ok((check["good"] == true, check["found"].as_str().unwrap_or_default().to_owned()))
 }
 
 #[tokio::test]
 async fn doctor_shows_disk_mechanism() -> Result<()> {
-    let cluster = Cluster::start_with(ClusterOptions { workers: 0, apis: 0, ..Default::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { workers: 0, apis: 0, ..Default::default() }).await?;
     let (is_good, found) = disk_check(&diagnosis(&cluster, &[]).await?)?;
-    ensure!(is_good && ["project_quota", "user_quota", "scan"].iter().any(|word| found.starts_with(word)));
+    ensure!(
+        is_good
+            && ["project_quota", "user_quota", "scan"].iter().any(|word| found.starts_with(word))
+    );
     // No kernel has quotas on its own file systems.
     let chosen = [("CODELIA_WORKER_DISK", "project_quota"), ("CODELIA_SANDBOX_ROOT", "/proc/sys")];
     let (is_good, found) = disk_check(&diagnosis(&cluster, &chosen).await?)?;

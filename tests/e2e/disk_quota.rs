@@ -1,14 +1,17 @@
-//! A tenant that fills its quota of disk space, and a worker that keeps a reserve, while others work.
+//! A tenant that fills its quota of disk space, and a worker that keeps a reserve, while others
+//! work.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
-    LimitExceeded, ListSessionsRequest, ListWorkersRequest, QuotaUsage, RemoveFileRequest, WhoAmIRequest,
-    WriteFileOpen, WriteFileRequest, outcome::Kind, write_file_request,
+    LimitExceeded, ListSessionsRequest, ListWorkersRequest, QuotaUsage, RemoveFileRequest,
+    WhoAmIRequest, WriteFileOpen, WriteFileRequest, outcome::Kind, write_file_request,
 };
 use codelia_store::{EventKind, Quotas};
-use codelia_tests::{Client, Cluster, ClusterOptions, Exec, eventually, recorded_events, refusal, shell};
+use codelia_tests::{
+    Client, Cluster, ClusterOptions, Exec, eventually, recorded_events, refusal, shell,
+};
 use futures::future::try_join_all;
 use rustix::process::Signal;
 use tonic::{Code, Status};
@@ -26,7 +29,10 @@ async fn usage(client: &Client) -> Result<QuotaUsage> {
 fn assert_disk_quota<T: std::fmt::Debug>(result: Result<T, Status>) {
     let status = result.expect_err("over the quota");
     let refused = refusal(&status);
-    assert_eq!((refused.code, refused.reason.as_str()), (Code::ResourceExhausted, "QUOTA_EXCEEDED"));
+    assert_eq!(
+        (refused.code, refused.reason.as_str()),
+        (Code::ResourceExhausted, "QUOTA_EXCEEDED")
+    );
     assert!(refused.quotas.iter().any(|name| name == "disk_bytes"), "{refused:?}");
     assert!(status.message().contains("codelia rm"), "says what to do: {}", status.message());
 }
@@ -43,24 +49,32 @@ async fn quota_events(cluster: &Cluster, tenant: &str) -> Result<Vec<(EventKind,
         let is_limit = matches!(event.body.kind, EventKind::LimitNear | EventKind::LimitReached);
         is_limit && event.body.field.as_deref() == Some("quotas.disk_bytes")
     });
-    Ok(of_quota.map(|event| (event.body.kind, event.body.detail["percent"].as_i64().unwrap_or(0))).collect())
+    Ok(of_quota
+        .map(|event| (event.body.kind, event.body.detail["percent"].as_i64().unwrap_or(0)))
+        .collect())
 }
 
 #[tokio::test]
 async fn full_tenant_leaves_others_working() -> Result<()> {
     let cluster =
-        Cluster::start_with(ClusterOptions { slots: SESSIONS + 4, ..ClusterOptions::default() }).await?;
+        Cluster::start_with(ClusterOptions { slots: SESSIONS + 4, ..ClusterOptions::default() })
+            .await?;
     let quota = 100 * MIB;
-    let filler = cluster.tenant_with("filler", Quotas { disk_bytes: quota, ..Quotas::default() }).await?;
+    let filler =
+        cluster.tenant_with("filler", Quotas { disk_bytes: quota, ..Quotas::default() }).await?;
     let neighbour = cluster.tenant("neighbour").await?;
     let other = neighbour.session().await?;
-    let mut steady =
-        Exec::start(&neighbour, shell(&other.name, "until [ -e done ]; do sleep 0.05; done; echo survived"))
-            .await?;
+    let mut steady = Exec::start(
+        &neighbour,
+        shell(&other.name, "until [ -e done ]; do sleep 0.05; done; echo survived"),
+    )
+    .await?;
     steady.until_started().await?;
 
     let sessions = try_join_all((0..SESSIONS).map(|_| filler.session())).await?;
-    let runs = try_join_all(sessions.iter().map(|session| filler.start(shell(&session.name, FILL)))).await?;
+    let runs =
+        try_join_all(sessions.iter().map(|session| filler.start(shell(&session.name, FILL))))
+            .await?;
     let mut latencies = Vec::new();
     let neighbours = async {
         loop {
@@ -108,12 +122,15 @@ async fn full_tenant_leaves_others_working() -> Result<()> {
     for session in &sessions {
         remove(&filler, &session.name, "filler").await?;
     }
-    eventually("the tenant has room", || async { filler.put(name, "more", "text").await.ok() }).await;
+    eventually("the tenant has room", || async { filler.put(name, "more", "text").await.ok() })
+        .await;
     for session in &sessions {
         filler.close(&session.name).await?;
     }
-    eventually("nothing counts", || async { (usage(&filler).await.ok()?.disk_bytes == 0).then_some(()) })
-        .await;
+    eventually("nothing counts", || async {
+        (usage(&filler).await.ok()?.disk_bytes == 0).then_some(())
+    })
+    .await;
     assert_eq!(quota_events(&cluster, "filler").await?, expected, "no crossing twice");
     cluster.end().await
 }
@@ -125,7 +142,8 @@ async fn upload_ends_when_the_quota_is_reached() -> Result<()> {
     let client = cluster.tenant_with("a", quota).await?;
     let (session, other) = (client.session().await?, client.session().await?);
     let (sender, messages) = tokio::sync::mpsc::channel(1);
-    let open = WriteFileOpen { parent: session.name.clone(), path: "file".into(), ..Default::default() };
+    let open =
+        WriteFileOpen { parent: session.name.clone(), path: "file".into(), ..Default::default() };
     sender.send(WriteFileRequest { kind: Some(write_file_request::Kind::Open(open)) }).await?;
     let mut files = client.files();
     let upload = async {
@@ -147,8 +165,14 @@ async fn upload_ends_when_the_quota_is_reached() -> Result<()> {
         codelia_tests::within("the upload ends", async { tokio::join!(upload, fill) }).await;
     filled?;
     let refused = refusal(&status);
-    assert_eq!((refused.code, refused.reason.as_str()), (Code::ResourceExhausted, "QUOTA_EXCEEDED"));
-    assert_eq!(client.get(&session.name, "file").await.expect_err("not published").code(), Code::NotFound);
+    assert_eq!(
+        (refused.code, refused.reason.as_str()),
+        (Code::ResourceExhausted, "QUOTA_EXCEEDED")
+    );
+    assert_eq!(
+        client.get(&session.name, "file").await.expect_err("not published").code(),
+        Code::NotFound
+    );
     cluster.end().await
 }
 
@@ -164,12 +188,17 @@ async fn session_shows_what_its_files_use() -> Result<()> {
     })
     .await;
     assert!(disk.used_inodes >= 4 && disk.measure_time.is_some(), "{disk:?}");
-    assert!(["scan", "project_quota", "user_quota", "image"].contains(&disk.mechanism.as_str()), "{disk:?}");
-    let listed = client.sessions().list_sessions(ListSessionsRequest::default()).await?.into_inner();
+    assert!(
+        ["scan", "project_quota", "user_quota", "image"].contains(&disk.mechanism.as_str()),
+        "{disk:?}"
+    );
+    let listed =
+        client.sessions().list_sessions(ListSessionsRequest::default()).await?.into_inner();
     assert_eq!(listed.sessions[0].disk, Some(disk.clone()));
     assert_eq!(usage(&client).await?.disk_bytes, disk.used_bytes);
 
-    let shown = cluster.cli(&client, &["session", "show", &session.session_id, "--json"]).output()?;
+    let shown =
+        cluster.cli(&client, &["session", "show", &session.session_id, "--json"]).output()?;
     let shown: serde_json::Value = serde_json::from_slice(&shown.stdout)?;
     assert_eq!(shown["disk"]["usedBytes"], disk.used_bytes.to_string());
     let me = cluster.cli(&client, &["whoami", "--json"]).output()?;
@@ -192,7 +221,8 @@ async fn session_crosses_its_limit_once() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let limits = codelia_proto::v1::Limits { disk_bytes: Some(50 * MIB), ..Default::default() };
-    let request = codelia_proto::v1::CreateSessionRequest { limits: Some(limits), ..Default::default() };
+    let request =
+        codelia_proto::v1::CreateSessionRequest { limits: Some(limits), ..Default::default() };
     let session = client.create(request).await?;
     let filled = client.exec(&session.name, FILL).await?;
     assert_eq!(filled.outcome(), Kind::Limit(LimitExceeded { resource: "disk_bytes".into() }));
@@ -225,14 +255,18 @@ async fn reserve_of_worker_bites() -> Result<()> {
     // More than any disk has.
     cluster.restart_worker_with(0, &[("CODELIA_WORKER_DISK_RESERVE", "1000000 TiB")]).await?;
     eventually("the worker reports that it is short", || async {
-        let workers = operator.admin().list_workers(ListWorkersRequest::default()).await.ok()?.into_inner();
+        let workers =
+            operator.admin().list_workers(ListWorkersRequest::default()).await.ok()?.into_inner();
         let disk = workers.workers.first()?.disk?;
         (disk.short && disk.free_bytes < disk.reserve_bytes).then_some(())
     })
     .await;
     let refused = client.exec(&session.name, "true").await?.outcome();
     assert!(matches!(&refused, Kind::Refused(it) if it.reason == "DISK_FULL"), "{refused:?}");
-    assert!(matches!(&refused, Kind::Refused(it) if it.message.contains("disk_reserve")), "{refused:?}");
+    assert!(
+        matches!(&refused, Kind::Refused(it) if it.message.contains("disk_reserve")),
+        "{refused:?}"
+    );
     let put = refusal(&client.put(&session.name, "more", "text").await.expect_err("no space"));
     assert_eq!((put.code, put.reason.as_str()), (Code::ResourceExhausted, "DISK_FULL"));
     assert_eq!(client.get(&session.name, "file").await?, "kept\n");

@@ -1,4 +1,5 @@
-//! A disk that really falls below the reserve of its worker while a run grows. Postgres is on it too.
+//! A disk that really falls below the reserve of its worker while a run grows. Postgres is on it
+//! too.
 
 use std::fs::File;
 
@@ -6,7 +7,8 @@ use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{LimitExceeded, RemoveFileRequest, outcome::Kind};
 use codelia_store::LocalPostgres;
 use codelia_tests::{
-    Client, Cluster, ClusterOptions, Database, Exec, Scratch, SmallDisk, eventually, refusal, shell, within,
+    Client, Cluster, ClusterOptions, Database, Exec, Scratch, SmallDisk, eventually, refusal,
+    shell, within,
 };
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use tonic::{Code, Status};
@@ -33,8 +35,10 @@ async fn cluster_on(disk: &SmallDisk, server: &LocalPostgres) -> Result<Cluster>
     let mut cluster = Cluster::start_on(Database::on(server).await?, options).await?;
     let ballast = free_bytes(disk)? - (RESERVE_MB + ROOM_MB) * MIB;
     fallocate(File::create(disk.path().join("ballast"))?, FallocateFlags::empty(), 0, ballast)?;
-    let (root, reserve) = (disk.path().join("root").display().to_string(), format!("{RESERVE_MB} MiB"));
-    let settings = [("CODELIA_SANDBOX_ROOT", root.as_str()), ("CODELIA_WORKER_DISK_RESERVE", &reserve)];
+    let (root, reserve) =
+        (disk.path().join("root").display().to_string(), format!("{RESERVE_MB} MiB"));
+    let settings =
+        [("CODELIA_SANDBOX_ROOT", root.as_str()), ("CODELIA_WORKER_DISK_RESERVE", &reserve)];
     cluster.add_worker_with(&settings).await?;
     Ok(cluster)
 }
@@ -84,13 +88,16 @@ async fn grower_leaves_the_reserve_to_others() -> Result<()> {
 
     // What was running and writes little continues, and the database may use the reserve.
     let before = lines(&neighbour, &other).await?;
-    let more = || async { lines(&neighbour, &other).await.is_ok_and(|now| now > before + 10).then_some(()) };
+    let more = || async {
+        lines(&neighbour, &other).await.is_ok_and(|now| now > before + 10).then_some(())
+    };
     eventually("the neighbour writes to its log", more).await;
     let fill = "CREATE TABLE filler AS SELECT repeat('x', 1000) FROM generate_series(1, 8000)";
     cluster.database.execute(fill).await?;
 
     // What the grower removes is room again, for everyone.
-    let request = RemoveFileRequest { parent: growing.clone(), path: "filler".into(), recursive: false };
+    let request =
+        RemoveFileRequest { parent: growing.clone(), path: "filler".into(), recursive: false };
     grower.files().remove_file(request).await?;
     cluster.database.execute("DROP TABLE filler; CHECKPOINT").await?;
     eventually("there is room", || async { neighbour.put(&other, "done", "").await.ok() }).await;

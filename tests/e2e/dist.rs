@@ -89,18 +89,25 @@ fn release_is_complete_and_reproducible() -> Result<()> {
     let Some(programs) = programs(&scratch)? else { return Ok(()) };
     let tarball = pack(&programs, &scratch.join("first"))?;
     pack(&programs, &scratch.join("second"))?;
-    let sums = ["first", "second"].map(|dir| fs::read_to_string(scratch.join(dir).join("SHA256SUMS")));
+    let sums =
+        ["first", "second"].map(|dir| fs::read_to_string(scratch.join(dir).join("SHA256SUMS")));
     let [first, second] = sums;
     assert_eq!(first?, second?, "the same programs give the same bytes");
     for directory in ["first", "second"] {
         assert!(checksums_hold(&scratch.join(directory))?);
     }
 
-    let unpacked =
-        Command::new("tar").arg("-xzf").arg(&tarball).arg("-C").arg(scratch.join("second")).status()?;
+    let unpacked = Command::new("tar")
+        .arg("-xzf")
+        .arg(&tarball)
+        .arg("-C")
+        .arg(scratch.join("second"))
+        .status()?;
     ensure!(unpacked.success(), "{unpacked}");
-    let name =
-        tarball.file_name().and_then(|name| name.to_str()?.strip_suffix(".tar.gz")).context("a name")?;
+    let name = tarball
+        .file_name()
+        .and_then(|name| name.to_str()?.strip_suffix(".tar.gz"))
+        .context("a name")?;
     let root = scratch.join("second").join(name);
     let mut files = files_below(&root, &root)?;
     for file in FILES {
@@ -116,7 +123,9 @@ fn release_is_complete_and_reproducible() -> Result<()> {
     let codelia = root.join("bin/codelia");
     let version = Command::new(&codelia).arg("--version").output()?;
     assert_eq!(version.stdout, Program::find()?.command().arg("--version").output()?.stdout);
-    assert!(!version.stdout.is_empty() && codelia.metadata()?.permissions().mode() & 0o777 == 0o755);
+    assert!(
+        !version.stdout.is_empty() && codelia.metadata()?.permissions().mode() & 0o777 == 0o755
+    );
     fs::write(root.join("LICENSE"), "something else")?;
     assert!(!checksums_hold(&root)?, "the control");
     Ok(())
@@ -126,8 +135,11 @@ fn release_is_complete_and_reproducible() -> Result<()> {
 fn crates_in(program: &Path) -> Result<BTreeSet<String>> {
     // …/registry/src/index.crates.io-0123/NAME-VERSION/src/…
     let pattern = "registry/src/[^/]+/[a-zA-Z0-9_.+-]+/";
-    let found =
-        Command::new("grep").args(["--text", "-oE", pattern]).arg(program).env("LC_ALL", "C").output()?;
+    let found = Command::new("grep")
+        .args(["--text", "-oE", pattern])
+        .arg(program)
+        .env("LC_ALL", "C")
+        .output()?;
     let names = String::from_utf8_lossy(&found.stdout).into_owned();
     Ok(names.lines().filter_map(|path| Some(path.split('/').nth(3)?.to_owned())).collect())
 }
@@ -137,21 +149,30 @@ fn every_linked_crate_is_listed() -> Result<()> {
     let scratch = Scratch::new()?;
     let Some(programs) = programs(&scratch)? else { return Ok(()) };
     let script = repository().join("scripts/sbom.py");
-    let made =
-        Command::new(script).arg("1000000000").arg(scratch.path()).current_dir(repository()).output()?;
+    let made = Command::new(script)
+        .arg("1000000000")
+        .arg(scratch.path())
+        .current_dir(repository())
+        .output()?;
     ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let path = scratch.join("codelia.cdx.json");
     let text = fs::read_to_string(&path)?;
     let bill: Value = serde_json::from_str(&text)?;
-    let part = |component: &Value, key: &str| component[key].as_str().unwrap_or_default().to_owned();
+    let part =
+        |component: &Value, key: &str| component[key].as_str().unwrap_or_default().to_owned();
     let listed = bill["components"].as_array().context("components")?;
-    let listed: BTreeSet<_> =
-        listed.iter().map(|component| part(component, "name") + "-" + &part(component, "version")).collect();
+    let listed: BTreeSet<_> = listed
+        .iter()
+        .map(|component| part(component, "name") + "-" + &part(component, "version"))
+        .collect();
     let linked = crates_in(&programs.join("codelia"))?;
     let unlisted: Vec<_> = linked.difference(&listed).collect();
     assert!(unlisted.is_empty(), "{unlisted:?}");
     // What makes the comparison worth something.
-    assert!(linked.len() > 50 && linked.iter().any(|name| name.starts_with("tokio-1.")), "{linked:?}");
+    assert!(
+        linked.len() > 50 && linked.iter().any(|name| name.starts_with("tokio-1.")),
+        "{linked:?}"
+    );
     // What only tests use is not linked, so it is not listed.
     assert!(!listed.iter().any(|name| name.starts_with("proptest-")));
     is_valid_by_the_schema(&path, &text)
@@ -159,7 +180,8 @@ fn every_linked_crate_is_listed() -> Result<()> {
 
 fn is_valid_by_the_schema(path: &Path, text: &str) -> Result<()> {
     let python = env::var_os("CODELIA_TEST_PYTHON");
-    let missing = python.is_none().then_some("no Python with the validator: run scripts/python-client");
+    let missing =
+        python.is_none().then_some("no Python with the validator: run scripts/python-client");
     if !available("python", missing) {
         return Ok(());
     }
@@ -179,7 +201,8 @@ fn machine_path_is_not_packed() -> Result<()> {
     let scratch = Scratch::new()?;
     let Some(programs) = programs(&scratch)? else { return Ok(()) };
     // As if this were built below a directory that a document names.
-    let done = dist(&programs, &scratch.join("out")).env("CARGO_TARGET_DIR", "/etc/codelia").output()?;
+    let done =
+        dist(&programs, &scratch.join("out")).env("CARGO_TARGET_DIR", "/etc/codelia").output()?;
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(!done.status.success() && said.contains("deploy/systemd/README.md"), "{said}");
     assert!(said.contains("contain a path of this machine"), "{said}");

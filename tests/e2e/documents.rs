@@ -1,5 +1,5 @@
-//! The documents agree with the repository: links resolve, paths and tests that they name exist, and
-//! lines wrap.
+//! The documents agree with the repository: links resolve, paths and tests that they name exist,
+//! and lines wrap.
 //! Each check has a control with made-up input that it must reject.
 
 use std::{
@@ -76,8 +76,12 @@ fn inline_code(text: &str) -> Vec<&str> {
 fn requirement_cells(text: &str) -> Vec<String> {
     let rows = text.lines().filter(|line| line.starts_with('|'));
     // A cell may contain an escaped bar.
-    let cells = rows.map(|row| row.replace("\\|", " ").split('|').map(str::to_owned).collect::<Vec<_>>());
-    cells.filter(|cells| cells.len() >= 6).flat_map(|cells| cells[3..cells.len() - 1].to_vec()).collect()
+    let cells =
+        rows.map(|row| row.replace("\\|", " ").split('|').map(str::to_owned).collect::<Vec<_>>());
+    cells
+        .filter(|cells| cells.len() >= 6)
+        .flat_map(|cells| cells[3..cells.len() - 1].to_vec())
+        .collect()
 }
 
 /// Returns whether a word is a path below `crates/` or below the top of the repository.
@@ -131,8 +135,9 @@ fn missing_paths(text: &str) -> Vec<String> {
 
 /// Returns the number and width of lines that are too long. Tables, code and links may be longer.
 fn long_lines(text: &str) -> Vec<(usize, usize)> {
-    let may_be_long =
-        |line: &str| line.trim_start().starts_with('|') || line.contains("](") || line.contains("://");
+    let may_be_long = |line: &str| {
+        line.trim_start().starts_with('|') || line.contains("](") || line.contains("://")
+    };
     let wrapped = prose(text).into_iter().filter(|(_, line)| !may_be_long(line));
     wrapped
         .map(|(number, line)| (number, line.chars().count()))
@@ -144,7 +149,8 @@ fn long_lines(text: &str) -> Vec<(usize, usize)> {
 fn files_below(dir: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let (dirs, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
-    let here = files.into_iter().filter(|path| path.extension().is_some_and(|ending| ending == extension));
+    let here =
+        files.into_iter().filter(|path| path.extension().is_some_and(|ending| ending == extension));
     let dirs = dirs.iter().filter(|dir| !dir.ends_with("target"));
     here.chain(dirs.flat_map(|dir| files_below(dir, extension))).collect()
 }
@@ -170,7 +176,8 @@ fn links(text: &str) -> Vec<&str> {
 
 /// Returns the anchor of a heading, as forges make it.
 fn anchor(heading: &str) -> String {
-    let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    let kept =
+        heading.trim().chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
 }
 
@@ -187,7 +194,8 @@ fn broken_links(document: &Path, text: &str) -> Vec<String> {
             "" => repository().join(document),
             path => repository().join(document.parent().unwrap_or(document)).join(path),
         };
-        let holds_anchor = || fs::read_to_string(&target).is_ok_and(|text| has_anchor(&text, fragment));
+        let holds_anchor =
+            || fs::read_to_string(&target).is_ok_and(|text| has_anchor(&text, fragment));
         target.exists() && (fragment.is_empty() || holds_anchor())
     };
     links(text).into_iter().filter(|link| !resolves(link)).map(str::to_owned).collect()
@@ -196,8 +204,10 @@ fn broken_links(document: &Path, text: &str) -> Vec<String> {
 /// Returns the documents that a source names and that do not exist.
 fn missing_documents(source: &str) -> Vec<String> {
     let is_in_path = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.');
-    let words =
-        source.split("docs/").skip(1).map(|rest| rest.chars().take_while(is_in_path).collect::<String>());
+    let words = source
+        .split("docs/")
+        .skip(1)
+        .map(|rest| rest.chars().take_while(is_in_path).collect::<String>());
     let names = words.map(|word| format!("docs/{}", word.trim_end_matches('.')));
     names.filter(|name| name.ends_with(".md") && !repository().join(name).exists()).collect()
 }
@@ -206,7 +216,10 @@ fn missing_documents(source: &str) -> Vec<String> {
 fn module_of(root: &Path, file: &Path) -> String {
     let path = file.strip_prefix(root).unwrap_or(file).with_extension("");
     let parts = path.components().map(|part| part.as_os_str().to_string_lossy().into_owned());
-    parts.filter(|part| !["mod", "main", "lib"].contains(&part.as_str())).collect::<Vec<_>>().join("::")
+    parts
+        .filter(|part| !["mod", "main", "lib"].contains(&part.as_str()))
+        .collect::<Vec<_>>()
+        .join("::")
 }
 
 /// Returns the tests in a source file: functions below a test attribute, and names in test macros.
@@ -229,19 +242,28 @@ fn tests_in(source: &str) -> Vec<String> {
     }
     for start in TEST_MACROS {
         for call in source.split(start).skip(1) {
-            let list =
-                call.split(')').next().unwrap_or_default().rsplit([':', '=']).next().unwrap_or_default();
-            names.extend(list.split(',').map(str::trim).filter(|name| is_name(name)).map(str::to_owned));
+            let list = call
+                .split(')')
+                .next()
+                .unwrap_or_default()
+                .rsplit([':', '='])
+                .next()
+                .unwrap_or_default();
+            names.extend(
+                list.split(',').map(str::trim).filter(|name| is_name(name)).map(str::to_owned),
+            );
         }
     }
     names
 }
 
 fn is_name(word: &str) -> bool {
-    !word.is_empty() && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+    !word.is_empty()
+        && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
 }
 
-/// Returns every test as `root::module::name`: those of [`TEST_ROOTS`] and the unit tests of crates.
+/// Returns every test as `root::module::name`: those of [`TEST_ROOTS`] and the unit tests of
+/// crates.
 fn all_tests() -> Result<BTreeSet<String>> {
     let mut roots: Vec<(String, PathBuf)> =
         TEST_ROOTS.iter().map(|(name, dir)| ((*name).to_owned(), repository().join(dir))).collect();
@@ -253,15 +275,17 @@ fn all_tests() -> Result<BTreeSet<String>> {
         for file in files_below(&root, "rs") {
             let module = [name.as_str(), &module_of(&root, &file)].join("::");
             let found = tests_in(&fs::read_to_string(&file)?);
-            tests.extend(found.iter().map(|test| format!("{}::{test}", module.trim_end_matches("::"))));
+            tests.extend(
+                found.iter().map(|test| format!("{}::{test}", module.trim_end_matches("::"))),
+            );
         }
     }
     Ok(tests)
 }
 
 /// Returns the test names in a text that do not exist. `module` and `module::*` name all tests of a
-/// module, `module::{one, two}` names two of them, and a bare name of four words or more names a test
-/// in any module.
+/// module, `module::{one, two}` names two of them, and a bare name of four words or more names a
+/// test in any module.
 fn missing_tests(text: &str, tests: &BTreeSet<String>) -> Vec<String> {
     let exists = |word: &str| match word.strip_suffix("::*").unwrap_or(word) {
         path if path.contains("::") => {
@@ -280,12 +304,11 @@ fn missing_tests(text: &str, tests: &BTreeSet<String>) -> Vec<String> {
 
 #[test]
 fn paths_in_documents_exist() -> Result<()> {
-    let bad =
-        "`api/src/no_such.rs` `policy/src/{limits,absent}.rs` `store/src/<table>.nope` `docs/absent.md`";
-    let control = ["api/src/no_such.rs", "policy/src/absent.rs", "store/src/<table>.nope", "docs/absent.md"];
+    let bad = "`api/src/no_such.rs` `policy/src/{limits,absent}.rs` `store/src/<table>.nope` `docs/absent.md`";
+    let control =
+        ["api/src/no_such.rs", "policy/src/absent.rs", "store/src/<table>.nope", "docs/absent.md"];
     assert_eq!(missing_paths(bad), control, "the control");
-    let good =
-        "`policy/src/{limits,layout}.rs` `store/src/<table>.rs` `scripts/*` `tests/e2e/` `no/path` `a/b c`";
+    let good = "`policy/src/{limits,layout}.rs` `store/src/<table>.rs` `scripts/*` `tests/e2e/` `no/path` `a/b c`";
     assert_eq!(missing_paths(good), Vec::<String>::new(), "the control");
     let architecture = read("docs/architecture.md")?;
     let conformance = requirement_cells(&read("docs/conformance.md")?).join("\n");
@@ -303,7 +326,8 @@ fn paths_in_documents_exist() -> Result<()> {
     Ok(())
 }
 
-/// Returns the test names in a document that do not exist: those that start with one of [`TEST_ROOTS`].
+/// Returns the test names in a document that do not exist: those that start with one of
+/// [`TEST_ROOTS`].
 fn missing_root_tests(text: &str, tests: &BTreeSet<String>) -> Vec<String> {
     let roots = TEST_ROOTS.map(|(name, _)| format!("{name}::"));
     let is_rooted = |name: &String| roots.iter().any(|root| name.starts_with(root));
@@ -316,10 +340,10 @@ fn tests_named_in_conformance_exist() -> Result<()> {
     assert!(tests.len() > 400, "only {} tests found", tests.len());
     let bad = "`e2e::documents::{paths_in_documents_exist, absent}` `e2e::absent::*` `conformance::absent` \
                `no_test_of_this_name`";
-    let control = ["e2e::documents::absent", "e2e::absent::*", "conformance::absent", "no_test_of_this_name"];
+    let control =
+        ["e2e::documents::absent", "e2e::absent::*", "conformance::absent", "no_test_of_this_name"];
     assert_eq!(missing_tests(bad, &tests), control, "the control");
-    let good =
-        "`e2e::documents::paths_in_documents_exist` `e2e::files::*` `conformance::limits::memory_is_limited`";
+    let good = "`e2e::documents::paths_in_documents_exist` `e2e::files::*` `conformance::limits::memory_is_limited`";
     assert_eq!(missing_tests(good, &tests), Vec::<String>::new(), "the control");
     let named = requirement_cells(&read("docs/conformance.md")?).join("\n");
     let missing = missing_tests(&named, &tests);
@@ -330,13 +354,15 @@ fn tests_named_in_conformance_exist() -> Result<()> {
 #[test]
 fn tests_named_in_documents_exist() -> Result<()> {
     let tests = all_tests()?;
-    let text = "`e2e::documents::absent` `store::absent` `limits.absent_key_of_policy` `e2e::files::*`";
+    let text =
+        "`e2e::documents::absent` `store::absent` `limits.absent_key_of_policy` `e2e::files::*`";
     assert_eq!(missing_root_tests(text, &tests), ["e2e::documents::absent"], "the control");
     let mut missing = Vec::new();
     for document in documents()? {
         let text = fs::read_to_string(repository().join(&document))?;
         let name = document.display();
-        missing.extend(missing_root_tests(&text, &tests).iter().map(|test| format!("{name}: {test}")));
+        missing
+            .extend(missing_root_tests(&text, &tests).iter().map(|test| format!("{name}: {test}")));
     }
     assert!(missing.is_empty(), "{missing:#?}");
     Ok(())
@@ -366,14 +392,18 @@ fn listed_conformance_cases_exist() -> Result<()> {
 #[test]
 fn documents_wrap_at_100_columns() -> Result<()> {
     let long = "x".repeat(MAX_COLUMNS + 1);
-    let control =
-        format!("{long}\n| {long} |\n```\n{long}\n```\n[a]({long})\n{}\n{long}", "ä".repeat(MAX_COLUMNS));
+    let control = format!(
+        "{long}\n| {long} |\n```\n{long}\n```\n[a]({long})\n{}\n{long}",
+        "ä".repeat(MAX_COLUMNS)
+    );
     assert_eq!(long_lines(&control), [(1, 101), (8, 101)], "the control");
     let mut wrong = Vec::new();
     for document in documents()? {
         let lines = long_lines(&fs::read_to_string(repository().join(&document))?);
         let name = document.display();
-        wrong.extend(lines.into_iter().map(|(number, width)| format!("{name}:{number}: {width} columns")));
+        wrong.extend(
+            lines.into_iter().map(|(number, width)| format!("{name}:{number}: {width} columns")),
+        );
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     Ok(())
@@ -382,7 +412,9 @@ fn documents_wrap_at_100_columns() -> Result<()> {
 #[test]
 fn documents_of_every_folder_are_checked() -> Result<()> {
     let documents = documents()?;
-    for expected in ["README.md", "docs/policy.md", "docs/operations/disk.md", "deploy/systemd/README.md"] {
+    for expected in
+        ["README.md", "docs/policy.md", "docs/operations/disk.md", "deploy/systemd/README.md"]
+    {
         assert!(documents.contains(&PathBuf::from(expected)), "{expected}");
     }
     Ok(())
@@ -415,8 +447,9 @@ fn documents_named_in_sources_exist() -> Result<()> {
         for file in files.iter().filter(|file| !file.ends_with("e2e/documents.rs")) {
             let source = fs::read_to_string(file)?;
             count += source.matches("docs/").count();
-            missing
-                .extend(missing_documents(&source).iter().map(|name| format!("{}: {name}", file.display())));
+            missing.extend(
+                missing_documents(&source).iter().map(|name| format!("{}: {name}", file.display())),
+            );
         }
     }
     assert!(count > 20, "only {count} names found");

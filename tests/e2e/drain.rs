@@ -1,8 +1,10 @@
-//! A worker that shuts down waits for its runs until a deadline, hands back what may be retried, and
-//! ends the rest as lost. `codelia workers drain --wait` waits until a worker is empty.
+//! A worker that shuts down waits for its runs until a deadline, hands back what may be retried,
+//! and ends the rest as lost. `codelia workers drain --wait` waits until a worker is empty.
 
 use anyhow::{Context, Result};
-use codelia_proto::v1::{ListWorkersRequest, Lost, Run, StartRunRequest, WorkerState, outcome::Kind};
+use codelia_proto::v1::{
+    ListWorkersRequest, Lost, Run, StartRunRequest, WorkerState, outcome::Kind,
+};
 use codelia_tests::{Client, Cluster, ClusterOptions, Process, eventually, shell};
 use rustix::process::Signal;
 
@@ -31,7 +33,11 @@ async fn run_beyond_drain_deadline_is_lost_with_reason() -> Result<()> {
     assert!(cluster.workers[0].process.exited().await?.success());
     let seen = client.watch_to_end(&run.name, 0).await?;
     assert_eq!(seen.outcome(), Kind::Lost(Lost { reason: "drain_deadline".into() }));
-    assert_eq!(seen.stdout_text(), "asked\n", "its command was asked to end, and its output is kept");
+    assert_eq!(
+        seen.stdout_text(),
+        "asked\n",
+        "its command was asked to end, and its output is kept"
+    );
     assert_eq!(short.outcome(), Kind::Exited(5));
     let session = client.get_session(&session.name).await?;
     assert!(session.worker_id.is_empty(), "the session is handed back: {session:?}");
@@ -47,7 +53,8 @@ async fn retried_run_moves_at_drain_deadline() -> Result<()> {
     let mut cluster = Cluster::start_with(shape).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    let script = "if [ -e begun ]; then echo again; else echo first; touch begun; exec sleep 1000; fi";
+    let script =
+        "if [ -e begun ]; then echo again; else echo first; touch begun; exec sleep 1000; fi";
     let request = StartRunRequest { retries: 1, ..shell(&session.name, script) };
     let run = begin(&cluster, &client, request).await?;
     cluster.worker(&run.worker_id).process.signal(Signal::TERM)?;
@@ -74,7 +81,8 @@ async fn drain_wait_returns_when_worker_is_empty() -> Result<()> {
     let wait = cluster.cli(&operator, &["workers", "drain", "worker-0", "--wait", "--json"]);
     let end_run = async {
         eventually("the worker drains", || async {
-            let workers = operator.admin().list_workers(ListWorkersRequest::default()).await.ok()?;
+            let workers =
+                operator.admin().list_workers(ListWorkersRequest::default()).await.ok()?;
             let worker = workers.into_inner().workers.into_iter().next()?;
             (worker.state() == WorkerState::Draining && worker.sessions == 1).then_some(())
         })
@@ -91,7 +99,8 @@ async fn drain_wait_returns_when_worker_is_empty() -> Result<()> {
     let worker: serde_json::Value = serde_json::from_str(&done.stdout)?;
     assert!(worker["sessions"].is_null() && worker["state"] == "WORKER_STATE_DRAINING", "{worker}");
     assert_eq!(operator.watch_to_end(&run.name, 0).await?.outcome(), Kind::Exited(4));
-    let undrain = Process::finish(cluster.cli(&operator, &["workers", "undrain", "worker-0"]), b"").await?;
+    let undrain =
+        Process::finish(cluster.cli(&operator, &["workers", "undrain", "worker-0"]), b"").await?;
     assert_eq!(undrain.code, Some(0));
     cluster.end().await
 }

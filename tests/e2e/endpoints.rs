@@ -18,7 +18,11 @@ async fn installation() -> Result<(Cluster, Client)> {
     Ok((cluster, client))
 }
 
-async fn ps(cluster: &Cluster, client: &Client, settings: &[(&str, &str)]) -> Result<ProcessOutput> {
+async fn ps(
+    cluster: &Cluster,
+    client: &Client,
+    settings: &[(&str, &str)],
+) -> Result<ProcessOutput> {
     let mut command = cluster.cli(client, &["ps"]);
     command.envs(settings.iter().copied());
     Process::finish(command, b"").await
@@ -49,14 +53,19 @@ async fn wrong_endpoint_error_says_expected_and_found() -> Result<()> {
     authority.write(cluster.directory(), "api", &["localhost"])?;
     let file = |name: &str| cluster.directory().join(name).display().to_string();
     let (certificate, key, ca) = (file("api.pem"), file("api.key"), file("api-ca.pem"));
-    cluster.add_api_with(&[("CODELIA_API_TLS_CERT", &certificate), ("CODELIA_API_TLS_KEY", &key)]).await?;
+    cluster
+        .add_api_with(&[("CODELIA_API_TLS_CERT", &certificate), ("CODELIA_API_TLS_KEY", &key)])
+        .await?;
     let [plain, tls] = [0, 1].map(|api| cluster.apis[api].address.clone());
     let closed = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let http1 = server(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")?;
     let other = server(b"SSH-2.0-OpenSSH_9.2\r\n")?;
 
     for (endpoint, expected) in [
-        (format!("http://{closed}"), format!("nothing accepts connections on {closed}: connection refused")),
+        (
+            format!("http://{closed}"),
+            format!("nothing accepts connections on {closed}: connection refused"),
+        ),
         (plain.clone(), format!("the scheme is missing: expected http://{plain}")),
         (format!("ftp://{plain}"), "expected the scheme http or https, found ftp".to_owned()),
         (format!("http://{http1}"), "that speaks only HTTP/1.1".to_owned()),
@@ -68,12 +77,19 @@ async fn wrong_endpoint_error_says_expected_and_found() -> Result<()> {
         let done = ps(&cluster, &client, &settings).await?;
         assert_eq!(done.code, Some(1), "{done:?}");
         assert!(done.stderr.contains(&expected), "{endpoint}: {done:?}");
-        assert!(done.stderr.contains(&endpoint) && done.stderr.contains("CODELIA_ENDPOINT"), "{done:?}");
+        assert!(
+            done.stderr.contains(&endpoint) && done.stderr.contains("CODELIA_ENDPOINT"),
+            "{done:?}"
+        );
         assert_eq!(done.stderr.lines().count(), 1, "{done:?}");
     }
     let endpoint = format!("https://{tls}");
     let settings = [("CODELIA_ENDPOINT", endpoint.as_str()), ("CODELIA_CLIENT_TLS_CA", &ca)];
-    assert_eq!(ps(&cluster, &client, &settings).await?.code, Some(0), "the control: the right endpoint");
+    assert_eq!(
+        ps(&cluster, &client, &settings).await?.code,
+        Some(0),
+        "the control: the right endpoint"
+    );
     cluster.end().await
 }
 
@@ -117,11 +133,15 @@ async fn contexts_select_the_server() -> Result<()> {
     let call = async |arguments: &[&str]| at_home(&cluster, &client, arguments, b"").await;
     for (name, client) in [("here", &client), ("there", &stranger)] {
         let arguments = ["context", "add", name, &client.endpoint, "--key-file", "-"];
-        let done = at_home(&cluster, client, &arguments, format!("{}\n", client.secret).as_bytes()).await?;
+        let done = at_home(&cluster, client, &arguments, format!("{}\n", client.secret).as_bytes())
+            .await?;
         assert_eq!((done.code, done.stdout), (Some(0), format!("{name}\n")), "{}", done.stderr);
     }
     stranger
-        .create(codelia_proto::v1::CreateSessionRequest { alias: "far".into(), ..Default::default() })
+        .create(codelia_proto::v1::CreateSessionRequest {
+            alias: "far".into(),
+            ..Default::default()
+        })
         .await?;
     assert_eq!(call(&["context", "use", "here"]).await?.code, Some(0));
     assert!(!call(&["session", "list"]).await?.stdout.contains("far"));
@@ -135,7 +155,10 @@ async fn contexts_select_the_server() -> Result<()> {
 
     // A key is sent only to the endpoint that it is stored with.
     let refused = call(&["session", "list", "--endpoint", &stranger.endpoint]).await?;
-    assert!(refused.code == Some(1) && refused.stderr.contains("CODELIA_API_KEY is not"), "{refused:?}");
+    assert!(
+        refused.code == Some(1) && refused.stderr.contains("CODELIA_API_KEY is not"),
+        "{refused:?}"
+    );
     let listed = call(&["context", "list"]).await?.stdout;
     assert!(listed.contains("here     *") && !listed.contains("cdl_"), "{listed}");
     let wrong = call(&["ps", "--context", "hree"]).await?;

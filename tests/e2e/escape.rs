@@ -1,5 +1,5 @@
-//! Attempts to leave a sandbox: detected, ended, reported, and tool and session quarantined until they are
-//! released.
+//! Attempts to leave a sandbox: detected, ended, reported, and tool and session quarantined until
+//! they are released.
 
 use std::{
     collections::HashMap,
@@ -17,8 +17,8 @@ use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{outcome::Kind, *};
 use codelia_store::EventKind;
 use codelia_tests::{
-    Client, Cluster, ClusterOptions, Process, RecordedEvent, Scratch, eventually, is_root, recorded_events,
-    refusal, shell,
+    Client, Cluster, ClusterOptions, Process, RecordedEvent, Scratch, eventually, is_root,
+    recorded_events, refusal, shell,
 };
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -53,13 +53,15 @@ fn serve(listener: TcpListener, answers: Vec<&'static str>) -> Receiver<Request>
                 }
                 line.clear();
             }
-            let length = headers.get("content-length").and_then(|text| text.parse().ok()).unwrap_or(0);
+            let length =
+                headers.get("content-length").and_then(|text| text.parse().ok()).unwrap_or(0);
             let mut body = vec![0; length];
             if reader.read_exact(&mut body).is_err() {
                 continue;
             }
             let status = answers.next().unwrap_or("204 No Content");
-            let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            let answer =
+                format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
             let _ = (&stream).write_all(answer.as_bytes());
             let body = String::from_utf8_lossy(&body).into_owned();
             if requests.send(Request { headers, body }).is_err() {
@@ -72,7 +74,9 @@ fn serve(listener: TcpListener, answers: Vec<&'static str>) -> Receiver<Request>
 
 /// HMAC-SHA256, written out, in hexadecimal digits.
 fn hmac(key: &[u8], message: &[u8]) -> String {
-    let pad = |byte: u8| -> Vec<u8> { (0..64).map(|at| key.get(at).copied().unwrap_or(0) ^ byte).collect() };
+    let pad = |byte: u8| -> Vec<u8> {
+        (0..64).map(|at| key.get(at).copied().unwrap_or(0) ^ byte).collect()
+    };
     let inner = Sha256::digest([pad(0x36), message.to_vec()].concat());
     let outer = Sha256::digest([pad(0x5c), inner.to_vec()].concat());
     outer.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -95,7 +99,8 @@ async fn next_alert(requests: Receiver<Request>) -> Result<(Value, Receiver<Requ
         requests.recv_timeout(Duration::from_secs(30)).map(|first| (first, requests))
     });
     let (sent, requests) = sent.await?.context("no alert")?;
-    let (time, signature) = (&sent.headers["codelia-timestamp"], &sent.headers["codelia-signature"]);
+    let (time, signature) =
+        (&sent.headers["codelia-timestamp"], &sent.headers["codelia-signature"]);
     let expected = hmac(SECRET.as_bytes(), format!("{time}.{}", sent.body).as_bytes());
     assert_eq!(*signature, format!("sha256={expected}"));
     ensure!(!sent.body.contains("value"), "names without values: {}", sent.body);
@@ -126,7 +131,12 @@ const ATTACKS: [Attack; 6] = [
         call: "mount(",
         ..ATTACK
     },
-    Attack { script: "unshare --user true", indicator: ("SYSCALL", "unshare("), call: "unshare(", ..ATTACK },
+    Attack {
+        script: "unshare --user true",
+        indicator: ("SYSCALL", "unshare("),
+        call: "unshare(",
+        ..ATTACK
+    },
     Attack {
         script: "id",
         programs: &["/usr/bin/sh", "/usr/bin/sleep"],
@@ -178,8 +188,9 @@ async fn move_to_other_group(seconds: &str) -> Result<()> {
     .await;
     // Not before the first look of the worker.
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let top =
-        ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].into_iter().map(|top| Path::new(top).join("cgroup.procs"));
+    let top = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"]
+        .into_iter()
+        .map(|top| Path::new(top).join("cgroup.procs"));
     let top = top.into_iter().find(|file| file.exists()).context("control groups")?;
     Ok(fs::write(top, &pid)?)
 }
@@ -200,15 +211,17 @@ async fn each_indicator_is_answered(mode: &'static str) -> Result<()> {
     let client = cluster.tenant("a").await?;
     // The control: an ordinary command, also one that looks at where the decoys are.
     let session = client.session().await?.name;
-    let ordinary =
-        client.exec(&session, "ls -l /root/.aws /root/.ssh; test -r /root/.aws/credentials").await?;
+    let ordinary = client
+        .exec(&session, "ls -l /root/.aws /root/.ssh; test -r /root/.aws/credentials")
+        .await?;
     assert_eq!(ordinary.outcome(), Kind::Exited(0), "{ordinary:?}");
     assert_eq!(events(&cluster, EventKind::EscapeAttempt).await?.len(), 0);
     for (number, attack) in ATTACKS.into_iter().enumerate() {
         if attack.indicator.0 == "ISOLATION_DRIFT" && !is_root() {
             continue;
         }
-        let tried = Tried { cluster: &cluster, client: &client, attack, tool: format!("tool-{number}") };
+        let tried =
+            Tried { cluster: &cluster, client: &client, attack, tool: format!("tool-{number}") };
         requests = tried.is_answered(requests).await.with_context(|| format!("{attack:?}"))?;
     }
     cluster.end().await
@@ -229,17 +242,24 @@ struct Tried<'a> {
 impl Tried<'_> {
     async fn is_answered(&self, requests: Receiver<Request>) -> Result<Receiver<Request>> {
         let client = self.client;
-        let declaration =
-            ToolDeclaration { owner: "tests".into(), executables: vec!["sh".into()], ..Default::default() };
+        let declaration = ToolDeclaration {
+            owner: "tests".into(),
+            executables: vec!["sh".into()],
+            ..Default::default()
+        };
         let name = format!("tools/{}", self.tool);
-        let request = RegisterToolRequest { name, declaration: Some(declaration), expected_version: None };
+        let request =
+            RegisterToolRequest { name, declaration: Some(declaration), expected_version: None };
         client.tools().register_tool(request).await?;
         let network = if self.attack.is_ended { NetworkMode::None } else { NetworkMode::Proxy };
         let request = CreateSessionRequest { network: network.into(), ..Default::default() };
         let session = client.create(request).await?;
         client.put(&session.name, "file", "before").await?;
-        let workspace =
-            self.cluster.workers[0].root.join("sessions").join(&session.session_id).join("workspace");
+        let workspace = self.cluster.workers[0]
+            .root
+            .join("sessions")
+            .join(&session.session_id)
+            .join("workspace");
         let before = tree_hash(&workspace)?;
 
         let escape = self.run(&session.name).await?;
@@ -251,7 +271,8 @@ impl Tried<'_> {
         assert_eq!(alert["run_id"], *escape.run_id, "{alert}");
         self.is_traced(&alert, &escape).await?;
         eventually("the alert is removed", || async {
-            (self.cluster.database.number("SELECT count(*) FROM alerts").await.ok()? == 0).then_some(())
+            (self.cluster.database.number("SELECT count(*) FROM alerts").await.ok()? == 0)
+                .then_some(())
         })
         .await;
         ensure!(requests.try_recv().is_err(), "one alert");
@@ -265,7 +286,8 @@ impl Tried<'_> {
         // Unique on this machine.
         let digits: String = session.chars().rev().filter(char::is_ascii_digit).take(8).collect();
         let seconds = format!("1{digits}");
-        let script = format!("echo changed > file; echo seen; {}; sleep {seconds}", self.attack.script);
+        let script =
+            format!("echo changed > file; echo seen; {}; sleep {seconds}", self.attack.script);
         let mut request = StartRunRequest {
             tool: format!("tools/{}", self.tool),
             transaction: TransactionMode::Apply.into(),
@@ -273,8 +295,10 @@ impl Tried<'_> {
         };
         if !self.attack.programs.is_empty() {
             let values = self.attack.programs.iter().map(|&path| path.to_owned()).collect();
-            let process =
-                ProcessPolicy { allowed_executables: Some(TextList { values }), ..Default::default() };
+            let process = ProcessPolicy {
+                allowed_executables: Some(TextList { values }),
+                ..Default::default()
+            };
             request.policy = Some(Policy { process: Some(process), ..Default::default() });
         }
         request.command.as_mut().context("command")?.env.insert("MARK".into(), "value".into());
@@ -293,7 +317,10 @@ impl Tried<'_> {
                 && indicator["timestamp"].is_i64()
                 && indicator["description"].as_str().is_some_and(|text| text.contains(description))
         };
-        ensure!(detail["indicators"].as_array().is_some_and(|all| all.iter().any(is_it)), "{detail}");
+        ensure!(
+            detail["indicators"].as_array().is_some_and(|all| all.iter().any(is_it)),
+            "{detail}"
+        );
         assert_eq!(detail["tool"], *self.tool);
         let trace = &detail["trace"];
         assert_eq!(
@@ -310,10 +337,15 @@ impl Tried<'_> {
         } else {
             ensure!(trace["connections"].to_string().contains("no_route"), "{trace}");
         }
-        let printed = Process::finish(self.cluster.cli(self.client, &["trace", &run.run_id]), b"").await?;
-        ensure!(printed.stdout.contains(description) && printed.stdout.contains("  seen"), "{printed:?}");
         let printed =
-            Process::finish(self.cluster.cli(self.client, &["trace", "--json", &run.run_id]), b"").await?;
+            Process::finish(self.cluster.cli(self.client, &["trace", &run.run_id]), b"").await?;
+        ensure!(
+            printed.stdout.contains(description) && printed.stdout.contains("  seen"),
+            "{printed:?}"
+        );
+        let printed =
+            Process::finish(self.cluster.cli(self.client, &["trace", "--json", &run.run_id]), b"")
+                .await?;
         let printed: Value = serde_json::from_str(&printed.stdout)?;
         let detail: Value = serde_json::from_str(printed["detail"].as_str().context("detail")?)?;
         assert_eq!(detail["trace"], *trace, "as it was sent");
@@ -323,10 +355,12 @@ impl Tried<'_> {
     async fn is_quarantined_until_released(&self, session: &Session, run: &Run) -> Result<()> {
         let client = self.client;
         let name = format!("tools/{}", self.tool);
-        let tool = client.tools().get_tool(GetToolRequest { name: name.clone() }).await?.into_inner().tool;
+        let tool =
+            client.tools().get_tool(GetToolRequest { name: name.clone() }).await?.into_inner().tool;
         let quarantine = tool.unwrap_or_default().quarantine.context("the tool is quarantined")?;
         assert_eq!((quarantine.run_id, quarantine.key_id.as_str()), (run.run_id.clone(), ""));
-        let quarantine = client.get_session(&session.name).await?.quarantine.context("the session, too")?;
+        let quarantine =
+            client.get_session(&session.name).await?.quarantine.context("the session, too")?;
         assert_eq!(quarantine.run_id, run.run_id);
 
         let refused = client.start(shell(&session.name, "true")).await.err().context("refused")?;
@@ -335,9 +369,12 @@ impl Tried<'_> {
         let refused = client.put(&session.name, "file", "after").await.err().context("refused")?;
         assert_eq!(refusal(&refused).reason, "SESSION_QUARANTINED");
         assert_eq!(client.get(&session.name, "file").await?, "before", "files can be looked at");
-        let release = ReleaseSessionRequest { name: session.name.clone(), reason: "looked at".into() };
-        let plain = client.with_secret(&self.cluster.key("a", &[codelia_store::Scope::Run]).await?)?;
-        let refused = plain.sessions().release_session(release.clone()).await.err().context("refused")?;
+        let release =
+            ReleaseSessionRequest { name: session.name.clone(), reason: "looked at".into() };
+        let plain =
+            client.with_secret(&self.cluster.key("a", &[codelia_store::Scope::Run]).await?)?;
+        let refused =
+            plain.sessions().release_session(release.clone()).await.err().context("refused")?;
         assert_eq!(refusal(&refused).reason, "SCOPE_MISSING");
         client.sessions().release_session(release).await?;
 
@@ -355,8 +392,11 @@ impl Tried<'_> {
     /// In the audit, with who did it.
     async fn is_recorded(&self, session: &Session, run: &Run) -> Result<()> {
         let mut kinds = Vec::new();
-        let request =
-            ListEventsRequest { parent: session.name.clone(), page_size: 1000, ..Default::default() };
+        let request = ListEventsRequest {
+            parent: session.name.clone(),
+            page_size: 1000,
+            ..Default::default()
+        };
         for event in self.client.audit().list_events(request).await?.into_inner().events {
             let of_run = event.run_id == run.run_id && event.key_id.is_empty();
             match event.kind.as_str() {
@@ -368,7 +408,10 @@ impl Tried<'_> {
             }
         }
         kinds.sort();
-        assert_eq!(kinds, ["ESCAPE_ATTEMPT", "SESSION_QUARANTINED", "SESSION_RELEASED", "TOOL_QUARANTINED"]);
+        assert_eq!(
+            kinds,
+            ["ESCAPE_ATTEMPT", "SESSION_QUARANTINED", "SESSION_RELEASED", "TOOL_QUARANTINED"]
+        );
         let released = events(self.cluster, EventKind::ToolReleased).await?;
         ensure!(
             released
@@ -389,7 +432,8 @@ async fn each_indicator_is_answered_in_nsjail() -> Result<()> {
     each_indicator_is_answered("nsjail").await
 }
 
-/// By default a call that some programs make is only recorded, and one that none makes ends the run.
+/// By default a call that some programs make is only recorded, and one that none makes ends the
+/// run.
 #[tokio::test]
 async fn only_hostile_calls_end_a_run_by_default() -> Result<()> {
     let Some(cluster) = isolating_with("bwrap", 1, Vec::new()).await? else { return Ok(()) };
@@ -409,7 +453,8 @@ async fn only_hostile_calls_end_a_run_by_default() -> Result<()> {
 #[tokio::test]
 async fn quarantine_ends_the_runs_of_a_session() -> Result<()> {
     let settings = vec![("CODELIA_ESCAPE_HIGH", "quarantine_session".to_owned())];
-    let cluster = Cluster::start_with(ClusterOptions { settings, slots: 1, ..Default::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { settings, slots: 1, ..Default::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?.name;
     let running = client.start(shell(&session, "sleep 1000")).await?;
@@ -451,7 +496,10 @@ async fn traversal_in_file_calls_is_recorded_once() -> Result<()> {
         assert_eq!(subject.session.map(|id| id.to_string()).as_ref(), sessions.last());
         ensure!(subject.key.is_some() && subject.run.is_none(), "{subject:?}");
         let indicator = &detail["indicators"][0];
-        assert_eq!((&indicator["type"], &indicator["severity"]), (&"FILESYSTEM".into(), &"high".into()));
+        assert_eq!(
+            (&indicator["type"], &indicator["severity"]),
+            (&"FILESYSTEM".into(), &"high".into())
+        );
         assert_eq!(detail["trace"]["path"], path);
     }
     cluster.end().await

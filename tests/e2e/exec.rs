@@ -43,7 +43,11 @@ async fn streams_are_separate_and_exit_code_is_returned() -> Result<()> {
     let run = seen.run();
     assert!(run.worker_id == "worker-0" && run.session_id == session.session_id);
     assert!(run.setup_time.is_some() && run.usage.is_some() && run.start_time.is_some());
-    assert_eq!(run.receipt, Some(codelia_proto::v1::Receipt::default()), "the sandbox left something behind");
+    assert_eq!(
+        run.receipt,
+        Some(codelia_proto::v1::Receipt::default()),
+        "the sandbox left something behind"
+    );
     assert_eq!(run.output_bytes, 6);
     cluster.end().await
 }
@@ -115,7 +119,10 @@ async fn signal_reaches_command_and_is_reported() -> Result<()> {
     let session = client.session().await?;
     let mut caught = Exec::start(
         &client,
-        shell(&session.name, "trap 'echo caught; exit 3' USR1; echo set; while :; do sleep 0.05; done"),
+        shell(
+            &session.name,
+            "trap 'echo caught; exit 3' USR1; echo set; while :; do sleep 0.05; done",
+        ),
     )
     .await?;
     caught.until_stdout("set").await?;
@@ -136,7 +143,8 @@ async fn exec_run_ends_with_its_caller() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    let mut exec = Exec::start(&client, shell(&session.name, "pwd; sleep 100 & exec sleep 100")).await?;
+    let mut exec =
+        Exec::start(&client, shell(&session.name, "pwd; sleep 100 & exec sleep 100")).await?;
     let directory = session_root(&mut exec).await?;
     let name = exec.transcript.queued.as_ref().map(|run| run.name.clone()).unwrap_or_default();
     assert!(!processes_working_in(directory.as_ref()).is_empty());
@@ -154,8 +162,10 @@ async fn detached_run_continues_and_can_be_reattached() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    let request =
-        with_stdin(shell(&session.name, "echo first; read line; echo got $line; read line; echo got $line"));
+    let request = with_stdin(shell(
+        &session.name,
+        "echo first; read line; echo got $line; read line; echo got $line",
+    ));
     let mut exec = Exec::start(&client, request).await?;
     exec.until_stdout("first").await?;
     exec.detach().await?;
@@ -165,7 +175,8 @@ async fn detached_run_continues_and_can_be_reattached() -> Result<()> {
     let name = exec.transcript.queued.as_ref().map(|run| run.name.clone()).unwrap_or_default();
     drop(exec);
 
-    let attach = Kind::Attach(WatchRunRequest { name: name.clone(), position: 0, ..Default::default() });
+    let attach =
+        Kind::Attach(WatchRunRequest { name: name.clone(), position: 0, ..Default::default() });
     let mut again = Exec::open(&client, attach, 0).await?;
     again.until_stdout("got one").await?;
     assert_eq!(client.get_run(&name).await?.state(), RunState::Running);
@@ -184,7 +195,8 @@ async fn run_survives_end_of_attached_call() -> Result<()> {
     let run = client
         .start(shell(&session.name, "echo up; until [ -e go ]; do sleep 0.05; done; echo done"))
         .await?;
-    let attach = Kind::Attach(WatchRunRequest { name: run.name.clone(), position: 0, ..Default::default() });
+    let attach =
+        Kind::Attach(WatchRunRequest { name: run.name.clone(), position: 0, ..Default::default() });
     let mut exec = Exec::open(&client, attach, 0).await?;
     exec.until_stdout("up").await?;
     drop(exec);
@@ -200,7 +212,9 @@ async fn started_run_survives_its_caller() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let leaving = Client::connect(&client.endpoint, &client.secret).await?;
-    let run = leaving.start(shell(&session.name, "until [ -e go ]; do sleep 0.05; done; echo done")).await?;
+    let run = leaving
+        .start(shell(&session.name, "until [ -e go ]; do sleep 0.05; done; echo done"))
+        .await?;
     drop(leaving);
     client.exec(&session.name, "touch go").await?;
     assert_eq!(client.watch_to_end(&run.name, 0).await?.stdout_text(), "done\n");
@@ -213,7 +227,8 @@ async fn background_processes_die_with_the_command() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     // In the background, in its own session, ignoring SIGTERM.
-    let script = "pwd; (trap '' TERM HUP; setsid sleep 100 >/dev/null 2>&1 &) ; setsid sleep 100 & exit 0";
+    let script =
+        "pwd; (trap '' TERM HUP; setsid sleep 100 >/dev/null 2>&1 &) ; setsid sleep 100 & exit 0";
     let seen = client.exec(&session.name, script).await?;
     assert_eq!(seen.outcome(), Exited(0));
     nothing_works_in(seen.stdout_text().trim()).await;

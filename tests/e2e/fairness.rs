@@ -1,5 +1,5 @@
-//! A tenant that floods the queue delays another tenant by at most one slot turn, and one that lists
-//! without pause waits for its own rate.
+//! A tenant that floods the queue delays another tenant by at most one slot turn, and one that
+//! lists without pause waits for its own rate.
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{ListSessionsRequest, Run};
@@ -21,7 +21,8 @@ async fn ended(client: &Client, runs: &[Run]) -> Result<Vec<Run>> {
 
 #[tokio::test]
 async fn flood_delays_other_tenant_by_one_turn() -> Result<()> {
-    let cluster = Cluster::start_with(ClusterOptions { slots: 1, ..ClusterOptions::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { slots: 1, ..ClusterOptions::default() }).await?;
     let flooding = cluster.tenant("flood").await?;
     let quiet = cluster.tenant("quiet").await?;
     let (many, one) = (flooding.session().await?, quiet.session().await?);
@@ -50,14 +51,18 @@ async fn flood_delays_other_tenant_by_one_turn() -> Result<()> {
 #[tokio::test]
 async fn lists_of_one_tenant_have_a_rate() -> Result<()> {
     let settings = vec![("CODELIA_API_LIST_READS_PER_SECOND", "1".to_owned())];
-    let cluster = Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
     let (flooding, quiet) = (cluster.tenant("flood").await?, cluster.tenant("quiet").await?);
-    let list = async |client: &Client| client.sessions().list_sessions(ListSessionsRequest::default()).await;
+    let list = async |client: &Client| {
+        client.sessions().list_sessions(ListSessionsRequest::default()).await
+    };
     // More than one a second for the time that a call waits.
     let flood = join_all((0..30).map(|_| list(&flooding)));
     let (listed, other) = tokio::join!(flood, list(&quiet));
     other?;
-    let refused: Vec<_> = listed.iter().filter_map(|list| list.as_ref().err()).map(refusal).collect();
+    let refused: Vec<_> =
+        listed.iter().filter_map(|list| list.as_ref().err()).map(refusal).collect();
     assert!(refused.len() < listed.len(), "no list had its turn");
     assert!(refused.len() >= 10, "only {} of {} lists were refused", refused.len(), listed.len());
     assert!(refused.iter().all(|refused| refused.reason == "RATE_LIMITED"), "{refused:?}");

@@ -5,7 +5,8 @@ use std::{collections::HashMap, fs, os::unix::fs::PermissionsExt, path::PathBuf}
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{
     CreateSessionRequest, Flag, FlagAction, FlagGuard, FlagRule, GetFlagRequest, IsolationLevel,
-    ListFlagHistoryRequest, RollbackFlagRequest, SandboxMode, Session, SetFlagRequest, outcome::Kind,
+    ListFlagHistoryRequest, RollbackFlagRequest, SandboxMode, Session, SetFlagRequest,
+    outcome::Kind,
 };
 use codelia_tests::{Client, Cluster, ClusterOptions, Process, eventually, refusal, shell};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -29,7 +30,8 @@ async fn metric(address: &str, name: &str, labels: &[&str]) -> Result<u64> {
 /// Waits until an api follows: its share of the flag is this.
 async fn followed(metrics: &str, percent: u64) {
     eventually(("the api follows", percent), || async {
-        (metric(metrics, "codelia_flag_percent", &[r#"flag="canary""#]).await.ok()? == percent).then_some(())
+        (metric(metrics, "codelia_flag_percent", &[r#"flag="canary""#]).await.ok()? == percent)
+            .then_some(())
     })
     .await;
 }
@@ -39,8 +41,12 @@ fn rule(mode: SandboxMode) -> FlagRule {
 }
 
 async fn set(operator: &Client, rule: FlagRule, force: bool) -> Result<Flag, tonic::Status> {
-    let request =
-        SetFlagRequest { name: "flags/canary".into(), rule: Some(rule), reason: "a test".into(), force };
+    let request = SetFlagRequest {
+        name: "flags/canary".into(),
+        rule: Some(rule),
+        reason: "a test".into(),
+        force,
+    };
     Ok(operator.flags().set_flag(request).await?.into_inner().flag.unwrap_or_default())
 }
 
@@ -55,7 +61,8 @@ async fn history(operator: &Client) -> Result<Vec<Flag>> {
 }
 
 const SET: &str = "SELECT count(*) FROM audit WHERE kind = 'FLAG_SET' AND key_id IS NOT NULL";
-const ROLLED_BACK: &str = "SELECT count(*) FROM audit WHERE kind = 'FLAG_ROLLED_BACK' AND key_id IS NOT NULL";
+const ROLLED_BACK: &str =
+    "SELECT count(*) FROM audit WHERE kind = 'FLAG_ROLLED_BACK' AND key_id IS NOT NULL";
 const TRIPPED: &str = "SELECT count(*) FROM audit WHERE kind = 'FLAG_GUARD_TRIPPED'";
 
 /// Creates sessions through all clients at once, runs a command in each, and returns them.
@@ -93,7 +100,8 @@ async fn ten_percent_flip_under_load_fails_no_run() -> Result<()> {
     let kept = tenant.session().await?;
 
     // Sessions are created without a pause while the flag is set and rolled back.
-    let tenant_rule = FlagRule { tenant: "tenants/a".into(), percent: Some(10), ..rule(SandboxMode::Bwrap) };
+    let tenant_rule =
+        FlagRule { tenant: "tenants/a".into(), percent: Some(10), ..rule(SandboxMode::Bwrap) };
     let flag = async {
         set(&operator, tenant_rule, false).await?;
         followed(&metrics[1], 10).await;
@@ -128,7 +136,10 @@ async fn ten_percent_flip_under_load_fails_no_run() -> Result<()> {
     let actions: Vec<_> =
         found.iter().map(|flag| (flag.revision, flag.action(), flag.rule.is_some())).collect();
     assert_eq!(actions, [(2, FlagAction::Rollback, false), (1, FlagAction::Set, true)]);
-    assert!(found.iter().all(|flag| !flag.key_id.is_empty() && !flag.reason.is_empty()), "{found:?}");
+    assert!(
+        found.iter().all(|flag| !flag.key_id.is_empty() && !flag.reason.is_empty()),
+        "{found:?}"
+    );
     let counted = eventually("all runs are counted", || async {
         let numbers = history(&operator).await.ok()?.pop()?.numbers?;
         (numbers.sessions == numbers.runs && numbers.sessions >= i64::try_from(share).ok()?)
@@ -143,7 +154,8 @@ async fn ten_percent_flip_under_load_fails_no_run() -> Result<()> {
         seen += metric(address, "codelia_flag_sessions_total", &labels).await?;
     }
     assert_eq!(i64::try_from(seen)?, counted.sessions, "metrics and history agree");
-    let rollbacks = metric(&metrics[0], "codelia_flag_rollbacks_total", &[r#"by="operator""#]).await?;
+    let rollbacks =
+        metric(&metrics[0], "codelia_flag_rollbacks_total", &[r#"by="operator""#]).await?;
     assert_eq!(rollbacks, 1);
     for events in [SET, ROLLED_BACK] {
         assert_eq!(cluster.database.number(events).await?, 1, "{events}");
@@ -169,14 +181,20 @@ async fn broken_mode_trips_guard_and_rolls_back() -> Result<()> {
     // The tool of the mode works when the worker looks for it, and breaks later.
     let tool = cluster.directory().join("bwrap");
     let path = std::env::var("PATH")?;
-    let found = std::env::split_paths(&path).map(|directory| directory.join("bwrap")).find(|it| it.exists());
+    let found = std::env::split_paths(&path)
+        .map(|directory| directory.join("bwrap"))
+        .find(|it| it.exists());
     replace(&tool, &fs::read(found.context("bwrap")?)?)?;
     cluster.add_worker_with(&[("CODELIA_BWRAP", &tool.display().to_string())]).await?;
     let operator = cluster.operator().await?;
     let client = cluster.tenant("a").await?;
     let bwrap = CreateSessionRequest { mode: SandboxMode::Bwrap.into(), ..Default::default() };
     let session = client.create(bwrap).await?;
-    assert_eq!(client.exec(&session.name, "exit 2").await?.outcome(), Kind::Exited(2), "the control");
+    assert_eq!(
+        client.exec(&session.name, "exit 2").await?.outcome(),
+        Kind::Exited(2),
+        "the control"
+    );
     replace(&tool, b"#!/bin/sh\necho broken >&2\nexit 1\n")?;
 
     let guard = FlagGuard { max_failed_percent: Some(20), min_count: 5, ..Default::default() };
@@ -217,12 +235,17 @@ async fn mode_nobody_serves_is_refused_unless_forced() -> Result<()> {
         ("CODELIA_NSJAIL", "/no/nsjail".to_owned()),
         ("CODELIA_SANDBOX_CONTAINER_SOCKET", "/no/engine".to_owned()),
     ];
-    let cluster = Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
     let operator = cluster.operator().await?;
     let client = cluster.tenant("a").await?;
-    let refused = set(&operator, rule(SandboxMode::Nsjail), false).await.expect_err("no worker has it");
+    let refused =
+        set(&operator, rule(SandboxMode::Nsjail), false).await.expect_err("no worker has it");
     let refused = refusal(&refused);
-    assert_eq!((refused.code, refused.reason.as_str()), (Code::FailedPrecondition, "MODE_UNAVAILABLE"));
+    assert_eq!(
+        (refused.code, refused.reason.as_str()),
+        (Code::FailedPrecondition, "MODE_UNAVAILABLE")
+    );
 
     let guard = FlagGuard { max_refused_percent: Some(50), min_count: 3, ..Default::default() };
     set(&operator, FlagRule { guard: Some(guard), ..rule(SandboxMode::Nsjail) }, true).await?;
@@ -253,12 +276,17 @@ async fn floor_of_flag_holds_for_sessions_and_their_runs() -> Result<()> {
     let labels = HashMap::from([("kind".to_owned(), "build".to_owned())]);
     let labeled = CreateSessionRequest { labels: labels.clone(), ..Default::default() };
     let older = client.create(labeled.clone()).await?;
-    let floor = FlagRule { floor: IsolationLevel::IsolationLevel2.into(), labels, ..FlagRule::default() };
+    let floor =
+        FlagRule { floor: IsolationLevel::IsolationLevel2.into(), labels, ..FlagRule::default() };
     set(&operator, floor, false).await?;
     let refused = client.create(labeled).await.expect_err("logical is below the floor");
     assert_eq!(refusal(&refused).reason, "ISOLATION_FLOOR");
     assert_eq!(client.session().await?.mode(), SandboxMode::Logical, "other sessions");
-    assert_eq!(client.exec(&older.name, "exit 0").await?.outcome(), Kind::Exited(0), "it keeps its floor");
+    assert_eq!(
+        client.exec(&older.name, "exit 0").await?.outcome(),
+        Kind::Exited(0),
+        "it keeps its floor"
+    );
     cluster.end().await
 }
 
@@ -272,7 +300,17 @@ async fn operator_sets_and_rolls_back_flags_by_command_line() -> Result<()> {
         anyhow::Ok(done.stdout)
     };
     for percent in ["10", "50"] {
-        let set = ["flags", "set", "canary", "--mode", "logical", "--percent", percent, "--reason", "a step"];
+        let set = [
+            "flags",
+            "set",
+            "canary",
+            "--mode",
+            "logical",
+            "--percent",
+            percent,
+            "--reason",
+            "a step",
+        ];
         codelia(&set).await?;
     }
     let list = codelia(&["flags", "list"]).await?;
@@ -280,14 +318,22 @@ async fn operator_sets_and_rolls_back_flags_by_command_line() -> Result<()> {
     codelia(&["flags", "rollback", "canary", "--reason", "too fast"]).await?;
     let shown: serde_json::Value =
         serde_json::from_str(&codelia(&["flags", "show", "canary", "--json"]).await?)?;
-    assert_eq!((&shown["rule"]["percent"], &shown["originRevision"]), (&10.into(), &"1".into()), "{shown}");
+    assert_eq!(
+        (&shown["rule"]["percent"], &shown["originRevision"]),
+        (&10.into(), &"1".into()),
+        "{shown}"
+    );
     codelia(&["flags", "rollback", "canary", "--reason", "stop"]).await?;
     let past = codelia(&["flags", "history", "canary"]).await?;
-    assert!(past.lines().count() == 5 && past.contains("off") && past.contains("too fast"), "{past}");
+    assert!(
+        past.lines().count() == 5 && past.contains("off") && past.contains("too fast"),
+        "{past}"
+    );
     codelia(&["flags", "rollback", "canary", "--to", "2", "--reason", "again"]).await?;
     assert_eq!(get(&operator).await?.rule.and_then(|rule| rule.percent), Some(50));
 
-    let request = RollbackFlagRequest { name: "flags/canary".into(), reason: "x".into(), revision: Some(0) };
+    let request =
+        RollbackFlagRequest { name: "flags/canary".into(), reason: "x".into(), revision: Some(0) };
     operator.flags().rollback_flag(request.clone()).await?;
     let again = RollbackFlagRequest { revision: None, ..request.clone() };
     let refused = operator.flags().rollback_flag(again).await.expect_err("it is off");

@@ -1,6 +1,6 @@
 //! The commands in the guides work: each fenced `sh` block runs against a real `codelia up`, in
-//! order, in one shell. A `text` block lists lines that the block before it prints; a `python` block
-//! is a file, named in its first line.
+//! order, in one shell. A `text` block lists lines that the block before it prints; a `python`
+//! block is a file, named in its first line.
 
 use std::{fs, path::Path, process::Command};
 
@@ -29,7 +29,9 @@ fn programs(up: &Up) -> Result<std::path::PathBuf> {
     let program = Path::new(&program).display();
     let make = "case $1 in up) exec codelia up --detach --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 ;;\n\
                 down) exec codelia down ;; esac; exit 1\n";
-    for (name, script) in [("codelia", format!("exec {program} \"$@\"\n")), ("make", make.to_owned())] {
+    for (name, script) in
+        [("codelia", format!("exec {program} \"$@\"\n")), ("make", make.to_owned())]
+    {
         let path = dir.join(name);
         fs::write(&path, format!("#!/bin/sh\n{script}"))?;
         fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
@@ -45,8 +47,11 @@ async fn follow(up: &Up, document: &str) -> Result<()> {
         match *language {
             "sh" => script += &format!("echo '== {number}'\n{text}\n"),
             "python" => {
-                let name =
-                    text.lines().next().and_then(|line| line.strip_prefix("# ")).context("a file name")?;
+                let name = text
+                    .lines()
+                    .next()
+                    .and_then(|line| line.strip_prefix("# "))
+                    .context("a file name")?;
                 fs::write(up.directory().join(name), text)?;
             }
             "text" | "json" | "console" => {}
@@ -64,13 +69,24 @@ async fn follow(up: &Up, document: &str) -> Result<()> {
             .filter(|(name, _)| *name != "PATH"),
     );
     let ended = Process::finish(shell, b"").await?;
-    ensure!(ended.code == Some(0), "exit code {:?}\n{}\n{}", ended.code, ended.stdout, ended.stderr);
-    for (number, (_, expected)) in blocks.iter().enumerate().filter(|(_, (language, _))| *language == "text")
+    ensure!(
+        ended.code == Some(0),
+        "exit code {:?}\n{}\n{}",
+        ended.code,
+        ended.stdout,
+        ended.stderr
+    );
+    for (number, (_, expected)) in
+        blocks.iter().enumerate().filter(|(_, (language, _))| *language == "text")
     {
-        let printed = ended.stdout.split_once(&format!("== {}\n", number - 1)).context("a block before")?.1;
+        let printed =
+            ended.stdout.split_once(&format!("== {}\n", number - 1)).context("a block before")?.1;
         let printed: Vec<_> = printed.split("== ").next().unwrap_or_default().lines().collect();
         for line in expected.lines() {
-            ensure!(printed.iter().any(|printed| printed.contains(line)), "{line:?} is not in {printed:?}");
+            ensure!(
+                printed.iter().any(|printed| printed.contains(line)),
+                "{line:?} is not in {printed:?}"
+            );
         }
     }
     Ok(())

@@ -1,12 +1,15 @@
-//! Changes that wait for a decision: applied or dropped as a whole, also when the worker is killed or
-//! another one takes the session.
+//! Changes that wait for a decision: applied or dropped as a whole, also when the worker is killed
+//! or another one takes the session.
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{
-    ApplyChangesRequest, ChangesState, DiscardChangesRequest, Run, StartRunRequest, TransactionMode, outcome,
+    ApplyChangesRequest, ChangesState, DiscardChangesRequest, Run, StartRunRequest,
+    TransactionMode, outcome,
 };
 use codelia_store::EventKind;
-use codelia_tests::{Client, Cluster, ClusterOptions, Process, eventually, recorded_events, refusal, shell};
+use codelia_tests::{
+    Client, Cluster, ClusterOptions, Process, eventually, recorded_events, refusal, shell,
+};
 use rustix::process::Signal;
 use tonic::{Code, Status};
 
@@ -74,7 +77,8 @@ async fn kill_worker(cluster: &mut Cluster) -> Result<()> {
 
 /// How many decisions are recorded: by a key, and because of the time.
 async fn decisions(cluster: &Cluster) -> Result<(usize, usize)> {
-    let events = recorded_events(&cluster.store, &"a".parse()?, Some(EventKind::ChangesDecided)).await?;
+    let events =
+        recorded_events(&cluster.store, &"a".parse()?, Some(EventKind::ChangesDecided)).await?;
     let by_key = events.iter().filter(|event| event.subject.key.is_some()).count();
     Ok((by_key, events.len() - by_key))
 }
@@ -93,12 +97,17 @@ async fn held_changes_wait_for_decision() -> Result<()> {
     client.watch_to_end(&first.name, 0).await?;
     is_refused(&client, &waiting).await?;
     let first = client.get_run(&first.name).await?;
-    ensure!(state(&first)? == ChangesState::Held && changes(&first)?.expire_time.is_some(), "{first:?}");
+    ensure!(
+        state(&first)? == ChangesState::Held && changes(&first)?.expire_time.is_some(),
+        "{first:?}"
+    );
 
     // Files may be read, and nothing may change them.
     ensure!(client.get(&session, "file").await? == "1\n");
     let refused = client.put(&session, "file", "3\n").await.err().context("refused")?;
-    ensure!((refused.code(), refusal(&refused).reason.as_str()) == (Code::FailedPrecondition, HOLDS));
+    ensure!(
+        (refused.code(), refusal(&refused).reason.as_str()) == (Code::FailedPrecondition, HOLDS)
+    );
     for request in [shell(&session, "echo 3 > file"), held(&session, "true")] {
         is_refused(&client, &client.start(request).await?).await?;
     }
@@ -155,7 +164,8 @@ async fn held_changes_end_with_time_or_session() -> Result<()> {
 #[tokio::test]
 async fn held_changes_move_with_their_session() -> Result<()> {
     let settings = vec![("CODELIA_SANDBOX_MODE", "bwrap".to_owned())];
-    let options = ClusterOptions { workers: 0, shared_root: true, settings, ..ClusterOptions::default() };
+    let options =
+        ClusterOptions { workers: 0, shared_root: true, settings, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_with(options).await?;
     if !is_usable(&cluster, "bwrap").await? {
         return cluster.end().await;
@@ -192,8 +202,18 @@ async fn cli_applies_and_discards_held_changes() -> Result<()> {
     ensure!(refused.code != Some(0) && refused.stderr.contains("--session"), "{refused:?}");
     ensure!(codelia(&["session", "create", "--alias", "work"]).await?.code == Some(0));
     for (command, word) in [("apply", "applied"), ("discard", "dropped")] {
-        let hold =
-            ["run", "--json", "-s", "work", "--transactional", "--hold", "--", "sh", "-c", "date > file"];
+        let hold = [
+            "run",
+            "--json",
+            "-s",
+            "work",
+            "--transactional",
+            "--hold",
+            "--",
+            "sh",
+            "-c",
+            "date > file",
+        ];
         let record: serde_json::Value = serde_json::from_str(&codelia(&hold).await?.stdout)?;
         ensure!(
             record["transaction"] == "TRANSACTION_MODE_HOLD"
@@ -204,7 +224,10 @@ async fn cli_applies_and_discards_held_changes() -> Result<()> {
         let diff = codelia(&["diff", id]).await?;
         ensure!(diff.stdout.contains("file") && diff.stderr.contains("held: "), "{diff:?}");
         let busy = codelia(&["run", "-s", "work", "--", "true"]).await?;
-        ensure!(busy.code != Some(0) && busy.stderr.contains(&format!("codelia apply {id}")), "{busy:?}");
+        ensure!(
+            busy.code != Some(0) && busy.stderr.contains(&format!("codelia apply {id}")),
+            "{busy:?}"
+        );
         let decided = codelia(&[command, id]).await?;
         ensure!(decided.code == Some(0) && decided.stderr.contains(word), "{decided:?}");
     }

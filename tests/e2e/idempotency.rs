@@ -14,17 +14,28 @@ fn once(session: &str, script: &str, key: &str) -> StartRunRequest {
 async fn same_key_returns_first_session() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let request =
-        CreateSessionRequest { idempotency_key: "k".into(), alias: "x".into(), ..Default::default() };
+    let request = CreateSessionRequest {
+        idempotency_key: "k".into(),
+        alias: "x".into(),
+        ..Default::default()
+    };
     let first = client.create(request.clone()).await?;
     assert_eq!(client.create(request.clone()).await?.session_id, first.session_id);
 
     let other = CreateSessionRequest { alias: "y".into(), ..request.clone() };
-    let refused = refusal(&client.create(other).await.expect_err("another request with the same key"));
-    assert_eq!((refused.code, refused.reason.as_str()), (Code::AlreadyExists, "IDEMPOTENCY_KEY_REUSED"));
+    let refused =
+        refusal(&client.create(other).await.expect_err("another request with the same key"));
+    assert_eq!(
+        (refused.code, refused.reason.as_str()),
+        (Code::AlreadyExists, "IDEMPOTENCY_KEY_REUSED")
+    );
 
     let neighbour = cluster.tenant("b").await?;
-    assert_ne!(neighbour.create(request).await?.session_id, first.session_id, "keys are scoped to a tenant");
+    assert_ne!(
+        neighbour.create(request).await?.session_id,
+        first.session_id,
+        "keys are scoped to a tenant"
+    );
     cluster.end().await
 }
 
@@ -39,9 +50,13 @@ async fn same_key_returns_first_run() -> Result<()> {
     let again = client.start(request).await?;
     assert_eq!(again.run_id, first.run_id);
     assert!(again.outcome.is_some(), "a retry after the end returns the result");
-    let refused =
-        refusal(&client.start(once(&session.name, "true", "k")).await.expect_err("another request"));
-    assert_eq!((refused.code, refused.reason.as_str()), (Code::AlreadyExists, "IDEMPOTENCY_KEY_REUSED"));
+    let refused = refusal(
+        &client.start(once(&session.name, "true", "k")).await.expect_err("another request"),
+    );
+    assert_eq!(
+        (refused.code, refused.reason.as_str()),
+        (Code::AlreadyExists, "IDEMPOTENCY_KEY_REUSED")
+    );
     assert_eq!(client.exec(&session.name, "cat log").await?.stdout_text(), "x\n");
     cluster.end().await
 }
@@ -67,8 +82,12 @@ async fn same_key_creates_one_session_for_its_run() -> Result<()> {
 
     let new_session = Some(CreateSessionRequest { labels: labels("y"), ..Default::default() });
     let other = StartRunRequest { new_session, ..request };
-    let refused = refusal(&client.start(other).await.expect_err("another session with the same key"));
-    assert_eq!((refused.code, refused.reason.as_str()), (Code::AlreadyExists, "IDEMPOTENCY_KEY_REUSED"));
+    let refused =
+        refusal(&client.start(other).await.expect_err("another session with the same key"));
+    assert_eq!(
+        (refused.code, refused.reason.as_str()),
+        (Code::AlreadyExists, "IDEMPOTENCY_KEY_REUSED")
+    );
     cluster.end().await
 }
 
@@ -76,7 +95,8 @@ async fn same_key_creates_one_session_for_its_run() -> Result<()> {
 async fn refused_run_leaves_no_open_session() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let new = |request| StartRunRequest { new_session: Some(CreateSessionRequest::default()), ..request };
+    let new =
+        |request| StartRunRequest { new_session: Some(CreateSessionRequest::default()), ..request };
     let open = "SELECT count(*) FROM sessions WHERE state = 'open'";
     // The control: the session of a run that is not refused stays open.
     client.start(new(shell("", "true"))).await?;
@@ -87,7 +107,11 @@ async fn refused_run_leaves_no_open_session() -> Result<()> {
     let nothing = StartRunRequest { command: None, ..shell("", "true") };
     let nothing = client.start(new(nothing)).await.expect_err("no command");
     assert_eq!(refusal(&nothing).code, Code::InvalidArgument);
-    assert_eq!(cluster.database.number("SELECT count(*) FROM sessions").await?, 1, "none was created");
+    assert_eq!(
+        cluster.database.number("SELECT count(*) FROM sessions").await?,
+        1,
+        "none was created"
+    );
 
     let tool = StartRunRequest { tool: "tools/nosuch".into(), ..shell("", "true") };
     let tool = client.start(new(tool)).await.expect_err("an unknown tool");
@@ -104,7 +128,8 @@ fn labels(value: &str) -> std::collections::HashMap<String, String> {
 #[tokio::test]
 async fn concurrent_starts_with_one_key_execute_once() -> Result<()> {
     let cluster =
-        Cluster::start_with(ClusterOptions { apis: 2, workers: 2, ..ClusterOptions::default() }).await?;
+        Cluster::start_with(ClusterOptions { apis: 2, workers: 2, ..ClusterOptions::default() })
+            .await?;
     let first = cluster.tenant("a").await?;
     let second = codelia_tests::Client::connect(&cluster.endpoint(1), &first.secret).await?;
     let session = first.session().await?;

@@ -24,7 +24,10 @@ async fn every_scope_may_ask_about_itself() -> Result<()> {
         assert_eq!(tenant.quotas.unwrap_or_default().sessions, Some(7));
         assert_eq!(tenant.usage.unwrap_or_default().sessions, 1);
         let floor = tenant.isolation_floor.context("floor")?;
-        assert!(floor.reason.is_empty() && floor.key_id.is_empty(), "the decision is for administrators");
+        assert!(
+            floor.reason.is_empty() && floor.key_id.is_empty(),
+            "the decision is for administrators"
+        );
         caller.info().get_server_info(GetServerInfoRequest {}).await?;
     }
     let stranger = client.with_secret(&format!("cdl_{}", "A".repeat(43)))?;
@@ -43,8 +46,12 @@ async fn server_info_shows_limits_and_live_modes() -> Result<()> {
     let info = ask().await?;
     assert_eq!(info.version, env!("CARGO_PKG_VERSION"));
     assert!(info.modes().any(|mode| mode == SandboxMode::Logical), "{info:?}");
-    let (defaults, max) = (info.default_limits.context("defaults")?, info.max_limits.context("max")?);
-    assert!(defaults.memory_bytes > Some(0) && defaults.memory_bytes <= max.memory_bytes, "{info:?}");
+    let (defaults, max) =
+        (info.default_limits.context("defaults")?, info.max_limits.context("max")?);
+    assert!(
+        defaults.memory_bytes > Some(0) && defaults.memory_bytes <= max.memory_bytes,
+        "{info:?}"
+    );
     assert!(info.default_session_ttl.is_some() && info.max_session_ttl.is_some(), "{info:?}");
 
     cluster.workers[0].process.terminate().await?;

@@ -31,7 +31,10 @@ async fn down_names_its_instance_and_never_guesses() -> Result<()> {
 
     let refused = Screen::of(&down(&one), 200).await?;
     assert_eq!(refused.code, Some(1), "{refused:?}");
-    assert_eq!(refused.lines[0], "error: 2 instances of `codelia up` are running; name the one to stop:");
+    assert_eq!(
+        refused.lines[0],
+        "error: 2 instances of `codelia up` are running; name the one to stop:"
+    );
     let mut listed = refused.lines[1..].to_vec();
     listed.sort();
     let mut expected = [&first_name, &second_name].map(|name| format!("  --data-dir {name}"));

@@ -23,8 +23,9 @@ async fn shell_works_on_a_terminal() -> Result<()> {
 
     terminal.resize(132, 50)?;
     // The new size is sent separately from input, so poll until it arrives.
-    terminal
-        .type_text("until [ \"$(stty size)\" = '50 132' ]; do sleep 0.05; done; echo resized-$((20+3))\r")?;
+    terminal.type_text(
+        "until [ \"$(stty size)\" = '50 132' ]; do sleep 0.05; done; echo resized-$((20+3))\r",
+    )?;
     terminal.shows("resized-23").await?;
 
     // Interrupt only after the command has started.
@@ -54,7 +55,10 @@ async fn user_terminal_is_restored() -> Result<()> {
         "before=$(stty -g); \"$@\"; code=$?; [ \"$(stty -g)\" = \"$before\" ] && echo same-$code",
         "sh",
     ]);
-    shell.args(words).env_clear().envs(codelia.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    shell
+        .args(words)
+        .env_clear()
+        .envs(codelia.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let mut terminal = Terminal::start(&shell, 80, 24)?;
     terminal.shows("same-4").await?;
     terminal.exited().await?;

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{LimitExceeded, Limits, Lost, outcome};
 use codelia_store::EventKind;
 use codelia_tests::{
-    Client, Cluster, ClusterOptions, ENGINE_SOCKET, Process, ProcessOutput, Scratch, abandoned_cgroups,
-    available, command, eventually, is_root, recorded_events, worker_containers,
+    Client, Cluster, ClusterOptions, ENGINE_SOCKET, Process, ProcessOutput, Scratch,
+    abandoned_cgroups, available, command, eventually, is_root, recorded_events, worker_containers,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -31,7 +31,10 @@ pub(crate) async fn isolating_with(
     settings.push(("CODELIA_SANDBOX_MODE", mode.to_owned()));
     if mode == "container" {
         // Without a socket, workers of other modes skip the container probe.
-        settings.push(("CODELIA_SANDBOX_CONTAINER_SOCKET", std::env::var(ENGINE_SOCKET).unwrap_or_default()));
+        settings.push((
+            "CODELIA_SANDBOX_CONTAINER_SOCKET",
+            std::env::var(ENGINE_SOCKET).unwrap_or_default(),
+        ));
     }
     let shape = ClusterOptions { workers: 0, apis: 0, settings, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_with(shape).await?;
@@ -67,7 +70,8 @@ pub(crate) async fn diagnosis(cluster: &Cluster, settings: &[(&str, &str)]) -> R
 #[tokio::test]
 async fn doctor_reports_gaps_and_remedies() -> Result<()> {
     let cluster =
-        Cluster::start_with(ClusterOptions { workers: 0, apis: 0, ..ClusterOptions::default() }).await?;
+        Cluster::start_with(ClusterOptions { workers: 0, apis: 0, ..ClusterOptions::default() })
+            .await?;
     let bare = [
         ("CODELIA_BWRAP", "/no/bwrap"),
         ("CODELIA_NSJAIL", "/no/nsjail"),
@@ -83,9 +87,13 @@ async fn doctor_reports_gaps_and_remedies() -> Result<()> {
         let row = rows.iter().find(|row| row["mode"] == mode).context("a row for each mode")?;
         ensure!(row["usable"] == false, "{row}");
         let gaps = row["gaps"].as_array().context("gaps")?;
-        let has =
-            |gap: &Value, field: &str, text: &str| gap[field].as_str().is_some_and(|it| it.contains(text));
-        ensure!(gaps.iter().any(|gap| has(gap, "missing", missing) && has(gap, "remedy", remedy)), "{row}");
+        let has = |gap: &Value, field: &str, text: &str| {
+            gap[field].as_str().is_some_and(|it| it.contains(text))
+        };
+        ensure!(
+            gaps.iter().any(|gap| has(gap, "missing", missing) && has(gap, "remedy", remedy)),
+            "{row}"
+        );
     }
     for (name, value, shown) in [
         ("CODELIA_OUTPUT_STORE", "postgres", "all in the database"),
@@ -95,7 +103,8 @@ async fn doctor_reports_gaps_and_remedies() -> Result<()> {
     ] {
         let found = diagnosis(&cluster, &[(name, value)]).await?;
         let checks = found["checks"].as_array().context("checks")?;
-        let check = checks.iter().find(|check| check["check"] == "output store").context("output store")?;
+        let check =
+            checks.iter().find(|check| check["check"] == "output store").context("output store")?;
         ensure!(check["found"].as_str().is_some_and(|text| text.contains(shown)), "{check}");
         ensure!(check["good"] == (name == "CODELIA_OUTPUT_STORE"), "{check}");
     }
@@ -113,7 +122,8 @@ async fn overlay_needs_operator_policy() -> Result<()> {
     const TOOLS: &str = "/usr/local";
     let place = Scratch::new()?;
     fs::write(place.join("policy.yaml"), format!("filesystem: {{overlay_paths: [{TOOLS}]}}"))?;
-    let settings = vec![("CODELIA_SANDBOX_POLICY", place.join("policy.yaml").display().to_string())];
+    let settings =
+        vec![("CODELIA_SANDBOX_POLICY", place.join("policy.yaml").display().to_string())];
     let Some(cluster) = isolating_with("bwrap", 1, settings).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
     let name = format!("codelia-test-{}", std::process::id());
@@ -128,7 +138,10 @@ async fn overlay_needs_operator_policy() -> Result<()> {
     let written = usage["writtenBytes"].as_str().context("writtenBytes")?.parse::<u64>()?;
     ensure!(written >= 3 << 20 && usage["peakProcesses"].is_string(), "{usage}");
     let done = codelia(&cluster, &client, &["run", "--overlay", "/opt", "--", "true"]).await?;
-    ensure!(done.code == Some(125) && done.stderr.contains("policy.filesystem.overlay_paths[0]"), "{done:?}");
+    ensure!(
+        done.code == Some(125) && done.stderr.contains("policy.filesystem.overlay_paths[0]"),
+        "{done:?}"
+    );
     cluster.end().await
 }
 
@@ -161,15 +174,30 @@ async fn sessions_are_isolated(mode: &'static str) -> Result<()> {
     let client = cluster.operator().await?;
     session(&cluster, &client, "mine").await?;
     session(&cluster, &client, "theirs").await?;
-    let write = ["run", "--json", "-s", "theirs", "--", "sh", "-c", "echo secret > treasure; chmod -R 777 ."];
+    let write = [
+        "run",
+        "--json",
+        "-s",
+        "theirs",
+        "--",
+        "sh",
+        "-c",
+        "echo secret > treasure; chmod -R 777 .",
+    ];
     let written = record(&codelia(&cluster, &client, &write).await?)?;
-    assert_eq!((&written["isolation"], &written["exitCode"]), (&mode.into(), &0.into()), "{written}");
+    assert_eq!(
+        (&written["isolation"], &written["exitCode"]),
+        (&mode.into(), &0.into()),
+        "{written}"
+    );
     assert!(is_zero(&written["receipt"]), "{written}");
 
     let root = written["sandboxRoot"].as_str().context("a root")?;
-    let attack =
-        format!("cat {root}/treasure ../*/treasure /proc/*/root{root}/treasure; ls /workspace; id -un; pwd");
-    let done = codelia(&cluster, &client, &["run", "-s", "mine", "--", "sh", "-c", &attack]).await?;
+    let attack = format!(
+        "cat {root}/treasure ../*/treasure /proc/*/root{root}/treasure; ls /workspace; id -un; pwd"
+    );
+    let done =
+        codelia(&cluster, &client, &["run", "-s", "mine", "--", "sh", "-c", &attack]).await?;
     assert_eq!((done.stdout.as_str(), done.code), ("codelia\n/workspace\n", Some(0)), "{done:?}");
     assert_eq!(fs::read_to_string(Path::new(root).join("treasure"))?, "secret\n");
     cluster.end().await
@@ -215,13 +243,23 @@ async fn setuid_file_is_out_of_reach(mode: &'static str) -> Result<()> {
         fs::set_permissions(path, fs::Permissions::from_mode(0o4755))?;
         let mut other = std::process::Command::new("setpriv");
         // The shell has lost the capabilities that `setpriv` keeps for its own exec.
-        other.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", "exec $0 -u"]).arg(path);
+        other
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", "exec $0 -u"])
+            .arg(path);
         Ok(String::from_utf8(other.output()?.stdout)?)
     };
     fs::set_permissions(&open, fs::Permissions::from_mode(0o755))?;
-    assert_eq!(run(&open.join("trap"))?, format!("{owner}\n"), "the control: it works in an open directory");
+    assert_eq!(
+        run(&open.join("trap"))?,
+        format!("{owner}\n"),
+        "the control: it works in an open directory"
+    );
     assert_eq!(run(&trap)?, "");
-    assert_eq!(client.exec(&session.name, "ls").await?.stdout_text(), "trap\n", "commands still work");
+    assert_eq!(
+        client.exec(&session.name, "ls").await?.stdout_text(),
+        "trap\n",
+        "commands still work"
+    );
     cluster.end().await
 }
 
@@ -258,7 +296,8 @@ async fn container_runs_report_outcomes_and_leave_nothing() -> Result<()> {
         (&[], "unshare --user true; kill -TERM $$", "signaled", Some(143)),
     ];
     for (options, script, outcome, code) in cases {
-        let arguments = [&["run", "--json", "-s", "busy"], options, &["--", "sh", "-c", script]].concat();
+        let arguments =
+            [&["run", "--json", "-s", "busy"], options, &["--", "sh", "-c", script]].concat();
         let done = codelia(&cluster, &client, &arguments).await?;
         let record = record(&done)?;
         assert!(has_outcome(&record, outcome) && done.code == code, "{script}: {record}");
@@ -268,7 +307,8 @@ async fn container_runs_report_outcomes_and_leave_nothing() -> Result<()> {
         assert_eq!(blocked, usize::from(script.contains("unshare")), "{record}");
     }
     let started =
-        codelia(&cluster, &client, &["run", "--detach", "-s", "busy", "--", "sleep", "1000"]).await?;
+        codelia(&cluster, &client, &["run", "--detach", "-s", "busy", "--", "sleep", "1000"])
+            .await?;
     let id = started.stdout.trim();
     assert_eq!(codelia(&cluster, &client, &["kill", id]).await?.code, Some(0));
     let canceled = record(&codelia(&cluster, &client, &["attach", "--json", id]).await?)?;
@@ -288,8 +328,11 @@ async fn blocked_call_is_in_stderr_and_run_record() -> Result<()> {
     assert_eq!(record["violationCount"], "1", "{record}");
     assert_eq!(record["violations"][0]["kind"], "SYSCALL_BLOCKED");
     assert_eq!(record["violations"][0]["syscall"], "unshare");
-    let reported =
-        done.stderr.lines().filter(|line| line.starts_with("codelia: SYSCALL_BLOCKED: unshare(0x")).count();
+    let reported = done
+        .stderr
+        .lines()
+        .filter(|line| line.starts_with("codelia: SYSCALL_BLOCKED: unshare(0x"))
+        .count();
     assert_eq!(reported, 1, "{}", done.stderr);
     cluster.end().await
 }
@@ -298,8 +341,12 @@ async fn blocked_call_is_in_stderr_and_run_record() -> Result<()> {
 async fn memory_and_cpu_limits_have_own_outcomes() -> Result<()> {
     let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
-    let done =
-        codelia(&cluster, &client, &["run", "--json", "--memory", "32m", "--", "tail", "/dev/zero"]).await?;
+    let done = codelia(
+        &cluster,
+        &client,
+        &["run", "--json", "--memory", "32m", "--", "tail", "/dev/zero"],
+    )
+    .await?;
     let oom = record(&done)?;
     assert!(has_outcome(&oom, "oom") && done.code == Some(137), "{oom}");
     assert!(is_zero(&oom["receipt"]), "{oom}");

@@ -32,7 +32,10 @@ async fn expired_key_is_refused_by_reason() -> Result<()> {
     let user = client.with_secret(&made.secret)?;
     let call = async || user.sessions().list_sessions(ListSessionsRequest::default()).await;
     call().await?;
-    cluster.database.execute("UPDATE api_keys SET expires_at = now() WHERE expires_at IS NOT NULL").await?;
+    cluster
+        .database
+        .execute("UPDATE api_keys SET expires_at = now() WHERE expires_at IS NOT NULL")
+        .await?;
     for _ in 0..2 {
         let refused = refusal(&call().await.expect_err("the key has expired"));
         assert_eq!((refused.code, refused.reason.as_str()), (Code::Unauthenticated, "KEY_EXPIRED"));
@@ -56,7 +59,8 @@ async fn last_use_is_written_once_a_minute() -> Result<()> {
     let name = made.key.context("the key")?.name;
     assert!(key(&client, &name).await?.last_use_time.is_none(), "never used");
     let user = client.with_secret(&made.secret)?;
-    let call = async || user.sessions().list_sessions(ListSessionsRequest::default()).await.map(drop);
+    let call =
+        async || user.sessions().list_sessions(ListSessionsRequest::default()).await.map(drop);
     call().await?;
     let first = eventually("the use is recorded", || async {
         key(&client, &name).await.ok().and_then(|key| key.last_use_time)
@@ -65,8 +69,13 @@ async fn last_use_is_written_once_a_minute() -> Result<()> {
     for _ in 0..20 {
         call().await?;
     }
-    assert_eq!(key(&client, &name).await?.last_use_time, Some(first), "recorded again within the minute");
-    let writes = "SELECT count(*) FROM api_keys WHERE last_used_at > created_at + interval '1 hour'";
+    assert_eq!(
+        key(&client, &name).await?.last_use_time,
+        Some(first),
+        "recorded again within the minute"
+    );
+    let writes =
+        "SELECT count(*) FROM api_keys WHERE last_used_at > created_at + interval '1 hour'";
     assert_eq!(cluster.database.number(writes).await?, 0);
     cluster.end().await
 }

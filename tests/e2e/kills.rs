@@ -9,8 +9,8 @@ use codelia_proto::v1::{
 };
 use codelia_sys::{Pid, process};
 use codelia_tests::{
-    Client, Cluster, ClusterOptions, ENGINE_SOCKET, HostSnapshot, available, eventually, is_root, shell,
-    user_processes, within,
+    Client, Cluster, ClusterOptions, ENGINE_SOCKET, HostSnapshot, available, eventually, is_root,
+    shell, user_processes, within,
 };
 use rustix::process::Signal;
 
@@ -43,7 +43,8 @@ const STUBBORN: &str = "trap '' TERM INT HUP; (setsid sleep 1000 &); while :; do
 const ONE_STUBBORN_IN: usize = 20;
 
 /// Commands that end by themselves.
-const SHORT: [&str; 4] = ["true", "setsid sleep 1000 & exit 3", "kill -9 $$", "(sleep 1000 &); echo out"];
+const SHORT: [&str; 4] =
+    ["true", "setsid sleep 1000 & exit 3", "kill -9 $$", "(sleep 1000 &); echo out"];
 
 /// How a run is ended.
 #[derive(Debug, Clone, Copy)]
@@ -51,8 +52,8 @@ enum Ending {
     ByItself,
     Timeout,
     Cancel,
-    /// Kill a process that the worker or its engine started: a tool, the holder of a zygote, or init
-    /// in mode `logical`. The sandbox may not be complete yet.
+    /// Kill a process that the worker or its engine started: a tool, the holder of a zygote, or
+    /// init in mode `logical`. The sandbox may not be complete yet.
     KillTool,
     KillInit,
     KillCommand,
@@ -75,7 +76,8 @@ struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self, sides: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 33).expect("31 bits") % sides
     }
 
@@ -119,7 +121,12 @@ impl Victim {
             let timeout = Some(prost_types::Duration { seconds: 0, nanos });
             request.limits = Some(Limits { timeout, ..Limits::default() });
         }
-        Self { request, ending, pause: Duration::from_millis(dice.roll(40) as u64), target: dice.roll(1000) }
+        Self {
+            request,
+            ending,
+            pause: Duration::from_millis(dice.roll(40) as u64),
+            target: dice.roll(1000),
+        }
     }
 
     /// Starts and ends the run. A kill may hit another run, or a prepared sandbox.
@@ -147,7 +154,8 @@ impl Victim {
 pub(crate) async fn started(client: &Client, name: &str) -> Result<()> {
     let mut events = client.watch(name, 0).await?;
     while let Some(event) = within("the start", events.message()).await? {
-        if let Some(Kind::Started(_) | Kind::Finished(_)) = event.event.and_then(|event| event.kind) {
+        if let Some(Kind::Started(_) | Kind::Finished(_)) = event.event.and_then(|event| event.kind)
+        {
             return Ok(());
         }
     }
@@ -164,13 +172,15 @@ fn is_called(pid: Pid, name: &str) -> bool {
 
 /// Includes processes of session users: those in containers are not descendants of the worker.
 fn inits(worker: Pid) -> Vec<Pid> {
-    let theirs = user_processes(&users()).into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed()));
+    let theirs =
+        user_processes(&users()).into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed()));
     below(worker).into_iter().chain(theirs).filter(|pid| is_called(*pid, "codelia-init")).collect()
 }
 
 /// Processes of commands, whichever run they belong to.
 fn commands() -> Vec<Pid> {
-    let theirs = user_processes(&users()).into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed()));
+    let theirs =
+        user_processes(&users()).into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed()));
     theirs.filter(|pid| is_called(*pid, "sh") || is_called(*pid, "sleep")).collect()
 }
 
@@ -209,11 +219,16 @@ async fn installation() -> Result<Cluster> {
         ("CODELIA_SANDBOX_UID_COUNT", users.len().to_string()),
         ("CODELIA_SANDBOX_CONTAINER_SOCKET", env::var(ENGINE_SOCKET).unwrap_or_default()),
     ];
-    Cluster::start_with(ClusterOptions { slots: CONCURRENT, settings, ..ClusterOptions::default() }).await
+    Cluster::start_with(ClusterOptions { slots: CONCURRENT, settings, ..ClusterOptions::default() })
+        .await
 }
 
 /// Ends a round's runs by killing their worker.
-async fn kill_worker(cluster: &mut Cluster, client: &Client, requests: Vec<StartRunRequest>) -> Result<()> {
+async fn kill_worker(
+    cluster: &mut Cluster,
+    client: &Client,
+    requests: Vec<StartRunRequest>,
+) -> Result<()> {
     let mut names = Vec::new();
     for request in requests {
         let run = client.start(request).await?;
@@ -233,12 +248,18 @@ async fn kill_worker(cluster: &mut Cluster, client: &Client, requests: Vec<Start
 
 fn is_zero(run: &Run) -> bool {
     let receipt = run.receipt.unwrap_or_default();
-    let counts = [receipt.processes, receipt.mounts, receipt.cgroups, receipt.sockets, receipt.directories];
+    let counts =
+        [receipt.processes, receipt.mounts, receipt.cgroups, receipt.sockets, receipt.directories];
     counts == [0; 5]
 }
 
 /// The control: the snapshot differs while a run is active.
-async fn control(cluster: &Cluster, client: &Client, session: &Session, idle: &HostSnapshot) -> Result<()> {
+async fn control(
+    cluster: &Cluster,
+    client: &Client,
+    session: &Session,
+    idle: &HostSnapshot,
+) -> Result<()> {
     let run = client.start(session.run("sleep 1000")).await?;
     started(client, &run.name).await?;
     let busy = HostSnapshot::take(cluster, &users(), &[cluster.workers[0].process.pid()])?;
@@ -246,10 +267,15 @@ async fn control(cluster: &Cluster, client: &Client, session: &Session, idle: &H
     ensure!(busy.namespaces != idle.namespaces, "namespaces are not seen");
     ensure!(busy.directories != idle.directories, "directories are not seen");
     match session.mode {
-        SandboxMode::Container => ensure!(busy.containers != idle.containers, "containers are not seen"),
+        SandboxMode::Container => {
+            ensure!(busy.containers != idle.containers, "containers are not seen")
+        }
         _ => ensure!(busy.cgroups != idle.cgroups, "control groups are not seen"),
     }
-    client.runs().cancel_run(CancelRunRequest { name: run.name.clone(), ..Default::default() }).await?;
+    client
+        .runs()
+        .cancel_run(CancelRunRequest { name: run.name.clone(), ..Default::default() })
+        .await?;
     client.watch_to_end(&run.name, 0).await?;
     Ok(())
 }
@@ -307,11 +333,18 @@ async fn random_kills_of_500_runs_leave_nothing() -> Result<()> {
     for session in &sessions {
         client.close(&session.name).await?;
     }
-    let settled = || async { (HostSnapshot::take(&cluster, &users(), &pids).ok()? == idle).then_some(()) };
-    let waited =
-        tokio::time::timeout(codelia_tests::TIMEOUT - Duration::from_secs(5), eventually("settled", settled));
+    let settled =
+        || async { (HostSnapshot::take(&cluster, &users(), &pids).ok()? == idle).then_some(()) };
+    let waited = tokio::time::timeout(
+        codelia_tests::TIMEOUT - Duration::from_secs(5),
+        eventually("settled", settled),
+    );
     if waited.await.is_err() {
-        assert_eq!(HostSnapshot::take(&cluster, &users(), &pids)?, idle, "the host differs from before");
+        assert_eq!(
+            HostSnapshot::take(&cluster, &users(), &pids)?,
+            idle,
+            "the host differs from before"
+        );
     }
     cluster.end().await
 }

@@ -1,5 +1,5 @@
-//! The manifests in `deploy/k8s`: they render, are valid for Kubernetes, name what exists, and give no pod
-//! more than it needs. Each check has a control with made-up input that it must reject.
+//! The manifests in `deploy/k8s`: they render, are valid for Kubernetes, name what exists, and give
+//! no pod more than it needs. Each check has a control with made-up input that it must reject.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,8 @@ fn deploy() -> PathBuf {
 
 /// Whether this machine can render the manifests.
 fn can_render() -> bool {
-    let version = Command::new("kubectl").args(["version", "--client", "--output", "json"]).output();
+    let version =
+        Command::new("kubectl").args(["version", "--client", "--output", "json"]).output();
     let version = version.ok().and_then(|done| serde_json::from_slice::<Value>(&done.stdout).ok());
     let part = |name: &str| -> Option<u32> {
         let text = version.as_ref()?["clientVersion"][name].as_str()?;
@@ -42,8 +43,10 @@ fn can_render() -> bool {
 }
 
 fn render(overlay: &str) -> Result<String> {
-    let done =
-        Command::new("kubectl").arg("kustomize").arg(deploy().join("overlays").join(overlay)).output()?;
+    let done = Command::new("kubectl")
+        .arg("kustomize")
+        .arg(deploy().join("overlays").join(overlay))
+        .output()?;
     ensure!(done.status.success(), "{overlay}: {}", String::from_utf8_lossy(&done.stderr));
     Ok(String::from_utf8(done.stdout)?)
 }
@@ -74,10 +77,13 @@ fn environment(container: &Value, objects: &[Value]) -> BTreeMap<String, String>
     let mut found = BTreeMap::new();
     for source in container["envFrom"].as_array().into_iter().flatten() {
         let map = objects.iter().find(|object| {
-            object["kind"] == "ConfigMap" && object["metadata"]["name"] == source["configMapRef"]["name"]
+            object["kind"] == "ConfigMap"
+                && object["metadata"]["name"] == source["configMapRef"]["name"]
         });
         let data = map.and_then(|map| map["data"].as_object()).into_iter().flatten();
-        found.extend(data.map(|(key, value)| (key.clone(), value.as_str().unwrap_or_default().to_owned())));
+        found.extend(
+            data.map(|(key, value)| (key.clone(), value.as_str().unwrap_or_default().to_owned())),
+        );
     }
     for variable in container["env"].as_array().into_iter().flatten() {
         let text = |key: &str| variable[key].as_str().unwrap_or_default().to_owned();
@@ -110,21 +116,31 @@ fn pod_violations(pod: &Value) -> Vec<String> {
         check(security["capabilities"]["drop"] == json!(["ALL"]), "keeps capabilities");
         for kind in ["requests", "limits"] {
             for resource in ["cpu", "memory"] {
-                check(!container["resources"][kind][resource].is_null(), "lacks requests or limits");
+                check(
+                    !container["resources"][kind][resource].is_null(),
+                    "lacks requests or limits",
+                );
             }
         }
-        let profile = [&pod["securityContext"], security].map(|context| &context["seccompProfile"]["type"]);
+        let profile =
+            [&pod["securityContext"], security].map(|context| &context["seccompProfile"]["type"]);
         check(
             profile.iter().any(|kind| **kind == "RuntimeDefault" || **kind == "Localhost"),
             "lacks seccomp",
         );
         let unmasked = security["procMount"] == "Unmasked";
         check(!unmasked || pod["hostUsers"] == false, "unmasks /proc without a user namespace");
-        check(is_pinned(container["image"].as_str().unwrap_or_default()), "has an image without a version");
+        check(
+            is_pinned(container["image"].as_str().unwrap_or_default()),
+            "has an image without a version",
+        );
         for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
             let get = &container[probe]["httpGet"];
             let known = get["path"].as_str().is_some_and(|path| PROBES.contains(&path));
-            check(get.is_null() || (known && get["port"] == "metrics"), "probes what does not exist");
+            check(
+                get.is_null() || (known && get["port"] == "metrics"),
+                "probes what does not exist",
+            );
         }
     }
     wrong
@@ -139,7 +155,8 @@ fn is_pinned(image: &str) -> bool {
 #[test]
 fn manifests_are_valid_for_three_kubernetes_versions() -> Result<()> {
     let python = env::var_os("CODELIA_TEST_PYTHON");
-    let missing = python.is_none().then_some("no Python with the validator: run scripts/python-client");
+    let missing =
+        python.is_none().then_some("no Python with the validator: run scripts/python-client");
     if !can_render() || !available("python", missing) {
         return Ok(());
     }
@@ -168,14 +185,20 @@ fn pods_have_no_more_than_they_need() -> Result<()> {
     }
     for overlay in OVERLAYS {
         let objects = objects(overlay)?;
-        let pods: Vec<_> = objects.iter().filter_map(|object| Some((name(object), pod(object)?))).collect();
+        let pods: Vec<_> =
+            objects.iter().filter_map(|object| Some((name(object), pod(object)?))).collect();
         assert!(pods.len() >= 4, "{overlay}: {}", pods.len());
         for (name, pod) in pods {
             assert_eq!(pod_violations(pod), Vec::<String>::new(), "{overlay}: {name}");
         }
         let accounts = objects.iter().filter(|object| object["kind"] == "ServiceAccount");
         for account in accounts {
-            assert_eq!(account["automountServiceAccountToken"], false, "{overlay}: {}", name(account));
+            assert_eq!(
+                account["automountServiceAccountToken"],
+                false,
+                "{overlay}: {}",
+                name(account)
+            );
         }
     }
     let objects = objects("prod")?;
@@ -189,7 +212,10 @@ fn pods_have_no_more_than_they_need() -> Result<()> {
         ("/containers/0/securityContext/capabilities/drop", json!([])),
         ("/containers/0/resources/limits/memory", Value::Null),
         ("/containers/0/image", json!("codelia:latest")),
-        ("/containers/0/livenessProbe", json!({ "httpGet": { "path": "/nope", "port": "metrics" } })),
+        (
+            "/containers/0/livenessProbe",
+            json!({ "httpGet": { "path": "/nope", "port": "metrics" } }),
+        ),
     ] {
         let mut bad = good.clone();
         let (parent, key) = pointer.rsplit_once('/').context("a pointer")?;
@@ -197,7 +223,12 @@ fn pods_have_no_more_than_they_need() -> Result<()> {
             Value::Array(list) => list[key.parse::<usize>()?] = value,
             parent => parent[key] = value,
         }
-        assert_eq!(pod_violations(&bad).len(), 1, "the control: {pointer}: {:?}", pod_violations(&bad));
+        assert_eq!(
+            pod_violations(&bad).len(),
+            1,
+            "the control: {pointer}: {:?}",
+            pod_violations(&bad)
+        );
     }
     Ok(())
 }
@@ -214,13 +245,19 @@ pub(crate) fn settings_error(
     program: &Program,
     settings: &BTreeMap<String, String>,
 ) -> Result<Option<String>> {
-    let own = settings.iter().filter(|(name, value)| name.starts_with("CODELIA_") && !value.is_empty());
+    let own =
+        settings.iter().filter(|(name, value)| name.starts_with("CODELIA_") && !value.is_empty());
     let done = program.command().args(["config", "show", "--json"]).envs(own).output()?;
     let text = String::from_utf8_lossy(&done.stderr).into_owned();
     let rows: Vec<Value> = serde_json::from_slice(&done.stdout).unwrap_or_default();
     let is_known = |name: &&String| rows.iter().any(|row| row["variable"] == name.as_str());
-    let unknown = settings.keys().filter(|name| name.starts_with("CODELIA_")).find(|name| !is_known(name));
-    Ok(if done.status.success() { unknown.map(|name| format!("unknown {name}")) } else { Some(text) })
+    let unknown =
+        settings.keys().filter(|name| name.starts_with("CODELIA_")).find(|name| !is_known(name));
+    Ok(if done.status.success() {
+        unknown.map(|name| format!("unknown {name}"))
+    } else {
+        Some(text)
+    })
 }
 
 #[test]
@@ -240,7 +277,8 @@ fn commands_and_settings_of_pods_exist() -> Result<()> {
         let objects = objects(overlay)?;
         for object in &objects {
             for container in pod(object).into_iter().flat_map(containers) {
-                let words = container["command"].as_array().into_iter().flatten().filter_map(Value::as_str);
+                let words =
+                    container["command"].as_array().into_iter().flatten().filter_map(Value::as_str);
                 let words: Vec<_> = words.skip_while(|word| *word != "codelia").skip(1).collect();
                 if words.is_empty() {
                     continue;
@@ -263,8 +301,12 @@ fn workers_have_one_seccomp_profile() -> Result<()> {
     let root = deploy().join("..");
     ensure!(root.join(SECCOMP).is_file(), "{SECCOMP}");
     let compose = fs::read_to_string(root.join("compose.yaml"))?;
-    let named: Vec<_> = compose.lines().filter_map(|line| line.trim().strip_prefix("- seccomp:")).collect();
-    ensure!(!named.is_empty() && named.iter().all(|path| *path == format!("./{SECCOMP}")), "{named:?}");
+    let named: Vec<_> =
+        compose.lines().filter_map(|line| line.trim().strip_prefix("- seccomp:")).collect();
+    ensure!(
+        !named.is_empty() && named.iter().all(|path| *path == format!("./{SECCOMP}")),
+        "{named:?}"
+    );
     let worker = fs::read_to_string(deploy().join("base/worker.yaml"))?;
     ensure!(worker.contains(&format!("localhostProfile: {SECCOMP}\n")), "the worker's profile");
     for copy in ["docker/codelia/seccomp.json", "k8s/node/codelia-worker-seccomp.json"] {
@@ -282,8 +324,9 @@ fn workers_have_time_to_drain() -> Result<()> {
         let objects = objects(overlay)?;
         for part in ["worker", "api"] {
             let name = format!("codelia-{part}");
-            let object =
-                objects.iter().find(|object| object["metadata"]["name"] == name && pod(object).is_some());
+            let object = objects
+                .iter()
+                .find(|object| object["metadata"]["name"] == name && pod(object).is_some());
             let pod = object.and_then(pod).context(name)?;
             let container = &pod["containers"][0];
             let settings = environment(container, &objects);
@@ -291,12 +334,19 @@ fn workers_have_time_to_drain() -> Result<()> {
                 Ok(settings.get(name).context("a setting")?.trim_end_matches('s').parse()?)
             };
             let drain = seconds("CODELIA_WORKER_DRAIN_GRACE")?;
-            let before = container["lifecycle"]["preStop"]["sleep"]["seconds"].as_u64().unwrap_or(0);
+            let before =
+                container["lifecycle"]["preStop"]["sleep"]["seconds"].as_u64().unwrap_or(0);
             let grace = pod["terminationGracePeriodSeconds"].as_u64().context("a grace period")?;
-            assert!(grace >= before + drain + 10, "{overlay}: {part}: {grace} s for {before} + {drain} s");
+            assert!(
+                grace >= before + drain + 10,
+                "{overlay}: {part}: {grace} s for {before} + {drain} s"
+            );
             if part == "worker" {
                 let longest = seconds("CODELIA_LIMITS_MAX_TIMEOUT")?;
-                assert!(drain >= longest, "{overlay}: a run of {longest} s outlives a drain of {drain} s");
+                assert!(
+                    drain >= longest,
+                    "{overlay}: a run of {longest} s outlives a drain of {drain} s"
+                );
             }
         }
     }
@@ -313,7 +363,8 @@ fn worker_options(pod: &Value) -> Vec<String> {
     options
 }
 
-/// Asks `codelia doctor` in a container whether it can isolate commands in the mode of the manifests.
+/// Asks `codelia doctor` in a container whether it can isolate commands in the mode of the
+/// manifests.
 fn is_native_usable(options: &[String]) -> Result<bool> {
     let program = Program::find()?;
     let init = env::var("CODELIA_INIT").context("CODELIA_INIT")?;
@@ -321,7 +372,9 @@ fn is_native_usable(options: &[String]) -> Result<bool> {
     let mount = |from: &Path, to: &str| format!("--volume={}:{to}:ro", from.display());
     let mut arguments: Vec<String> =
         ["run", "--rm", "--network=none", "--read-only"].map(str::to_owned).to_vec();
-    arguments.extend(["/tmp", "/run", "/var/lib/codelia:exec,mode=755"].map(|dir| format!("--tmpfs={dir}")));
+    arguments.extend(
+        ["/tmp", "/run", "/var/lib/codelia:exec,mode=755"].map(|dir| format!("--tmpfs={dir}")),
+    );
     arguments.extend(options.iter().cloned());
     // The image of the tests is small.
     arguments.push(mount(Path::new("/usr"), "/usr"));
@@ -329,34 +382,46 @@ fn is_native_usable(options: &[String]) -> Result<bool> {
     arguments.push(mount(program.path(), "/opt/codelia/codelia"));
     arguments.push(mount(Path::new(&init), "/opt/codelia/codelia-init"));
     arguments.extend(
-        ["--env=CODELIA_DATA_DIR=/var/lib/codelia", "--env=CODELIA_SANDBOX_MODE=native"].map(str::to_owned),
+        ["--env=CODELIA_DATA_DIR=/var/lib/codelia", "--env=CODELIA_SANDBOX_MODE=native"]
+            .map(str::to_owned),
     );
     arguments.push("codelia-base".to_owned());
     arguments.extend(
-        ["/bin/sh", "/prepare/prepare.sh", "/opt/codelia/codelia", "doctor", "--json"].map(str::to_owned),
+        ["/bin/sh", "/prepare/prepare.sh", "/opt/codelia/codelia", "doctor", "--json"]
+            .map(str::to_owned),
     );
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = engine_docker(&arguments)?;
     let Ok(report) = serde_json::from_slice::<Value>(&done.stdout) else { return Ok(false) };
     let modes = report["modes"].as_array().context("modes")?;
     let usable = modes.iter().any(|mode| mode["mode"] == "native" && mode["usable"] == true);
-    assert_eq!(usable, done.status.success(), "doctor fails if the configured mode is not usable: {report}");
+    assert_eq!(
+        usable,
+        done.status.success(),
+        "doctor fails if the configured mode is not usable: {report}"
+    );
     Ok(usable)
 }
 
-/// On the host of this test, with the capabilities, the seccomp profile and the script of the manifests.
+/// On the host of this test, with the capabilities, the seccomp profile and the script of the
+/// manifests.
 #[test]
 fn unprivileged_worker_container_isolates_commands() -> Result<()> {
-    let missing = env::var_os(codelia_tests::ENGINE_SOCKET).is_none().then_some("no engine: use with-engine");
+    let missing =
+        env::var_os(codelia_tests::ENGINE_SOCKET).is_none().then_some("no engine: use with-engine");
     if !available("container", missing) || !can_render() {
         return Ok(());
     }
     let objects = objects("prod-host-users")?;
-    let worker =
-        objects.iter().find(|object| object["kind"] == "StatefulSet").and_then(pod).context("the worker")?;
+    let worker = objects
+        .iter()
+        .find(|object| object["kind"] == "StatefulSet")
+        .and_then(pod)
+        .context("the worker")?;
     let options = worker_options(worker);
     assert!(is_native_usable(&options)?);
-    let without_admin: Vec<_> = options.iter().filter(|word| !word.ends_with("SYS_ADMIN")).cloned().collect();
+    let without_admin: Vec<_> =
+        options.iter().filter(|word| !word.ends_with("SYS_ADMIN")).cloned().collect();
     assert!(!is_native_usable(&without_admin)?, "the control: no capability to mount");
     Ok(())
 }

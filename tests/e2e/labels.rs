@@ -17,8 +17,11 @@ async fn start(client: &Client, session: &str, pairs: &[(&str, &str)]) -> Result
 }
 
 async fn runs(client: &Client, pairs: &[(&str, &str)]) -> Result<Vec<String>> {
-    let request =
-        ListRunsRequest { parent: "sessions/-".into(), labels: labels(pairs), ..Default::default() };
+    let request = ListRunsRequest {
+        parent: "sessions/-".into(),
+        labels: labels(pairs),
+        ..Default::default()
+    };
     let runs = client.runs().list_runs(request).await?.into_inner().runs;
     Ok(runs.into_iter().map(|run| run.run_id).collect())
 }
@@ -36,7 +39,11 @@ async fn runs_are_filtered_by_all_labels() -> Result<()> {
     start(&neighbour, &other, &[("app", "web")]).await?;
 
     assert_eq!(runs(&client, &[("app", "web")]).await?, [web.as_str()]);
-    assert_eq!(runs(&client, &[("tier", "x=y")]).await?, [api.as_str(), web.as_str()], "newest first");
+    assert_eq!(
+        runs(&client, &[("tier", "x=y")]).await?,
+        [api.as_str(), web.as_str()],
+        "newest first"
+    );
     assert_eq!(runs(&client, &[("tier", "x=y"), ("app", "web")]).await?, [web.as_str()]);
     let nothing = Vec::<String>::new();
     assert_eq!(runs(&client, &[("app", "web"), ("tier", "z")]).await?, nothing);
@@ -50,9 +57,16 @@ async fn runs_are_filtered_by_all_labels() -> Result<()> {
         labels: labels(&[("app", "web")]),
         ..Default::default()
     };
-    assert_eq!(client.runs().list_runs(request).await?.into_inner().runs.len(), 1, "with other filters");
-    let request =
-        ListRunsRequest { parent: "sessions/-".into(), labels: labels(&[("", "x")]), ..Default::default() };
+    assert_eq!(
+        client.runs().list_runs(request).await?.into_inner().runs.len(),
+        1,
+        "with other filters"
+    );
+    let request = ListRunsRequest {
+        parent: "sessions/-".into(),
+        labels: labels(&[("", "x")]),
+        ..Default::default()
+    };
     let refused = client.runs().list_runs(request).await.expect_err("an empty key");
     assert_eq!(refusal(&refused).fields, ["labels"]);
     cluster.end().await
@@ -95,16 +109,26 @@ async fn sessions_are_filtered_by_labels() -> Result<()> {
     client.session().await?;
     let request = ListSessionsRequest { labels: labels(&[("owner", "me")]), ..Default::default() };
     let listed = client.sessions().list_sessions(request).await?.into_inner().sessions;
-    assert_eq!(listed.iter().map(|session| session.session_id.as_str()).collect::<Vec<_>>(), [mine.as_str()]);
+    assert_eq!(
+        listed.iter().map(|session| session.session_id.as_str()).collect::<Vec<_>>(),
+        [mine.as_str()]
+    );
 
     let list = async |arguments: &[&str]| -> Result<Value> {
         let done = Process::finish(cluster.cli(&client, arguments), b"").await?;
         Ok(serde_json::from_str(&done.stdout)?)
     };
     let sessions = list(&["session", "list", "-l", "owner=me", "--json"]).await?;
-    assert_eq!((sessions.as_array().map(Vec::len), &sessions[0]["sessionId"]), (Some(1), &mine.into()));
-    start(&client, &format!("sessions/{}", sessions[0]["sessionId"].as_str().unwrap_or("")), &[("n", "1")])
-        .await?;
+    assert_eq!(
+        (sessions.as_array().map(Vec::len), &sessions[0]["sessionId"]),
+        (Some(1), &mine.into())
+    );
+    start(
+        &client,
+        &format!("sessions/{}", sessions[0]["sessionId"].as_str().unwrap_or("")),
+        &[("n", "1")],
+    )
+    .await?;
     let runs = list(&["ps", "--all", "-l", "n=1", "--json"]).await?;
     assert_eq!((runs.as_array().map(Vec::len), &runs[0]["labels"]["n"]), (Some(1), &"1".into()));
     assert_eq!(list(&["ps", "--all", "-l", "n=2", "--json"]).await?, Value::Array(Vec::new()));

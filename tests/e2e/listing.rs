@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use anyhow::Result;
 use codelia_proto::v1::{
-    CreateSessionRequest, GetRunRequest, ListFilesRequest, ListRunsRequest, ListSessionsRequest, RunState,
-    SessionState, StartRunRequest, run_service_client::RunServiceClient,
+    CreateSessionRequest, GetRunRequest, ListFilesRequest, ListRunsRequest, ListSessionsRequest,
+    RunState, SessionState, StartRunRequest, run_service_client::RunServiceClient,
 };
 use codelia_tests::{Client, Cluster, ClusterOptions, Process, refusal, shell};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -50,8 +50,12 @@ async fn runs_are_paged_newest_first() -> Result<()> {
     let mut page_token = String::new();
     let mut pages = 0;
     loop {
-        let request =
-            ListRunsRequest { parent: "sessions/-".into(), page_size: 3, page_token, ..Default::default() };
+        let request = ListRunsRequest {
+            parent: "sessions/-".into(),
+            page_size: 3,
+            page_token,
+            ..Default::default()
+        };
         let page = client.runs().list_runs(request).await?.into_inner();
         listed.extend(page.runs.into_iter().map(|run| run.run_id));
         page_token = page.next_page_token;
@@ -81,7 +85,11 @@ async fn runs_are_filtered_by_session_state_and_time() -> Result<()> {
     let running = ListRunsRequest { state: RunState::Running.into(), ..all() };
     assert_eq!(run_ids(&client, running).await?, [late.run_id.as_str()]);
     let after = ListRunsRequest { created_after: early.create_time, ..all() };
-    assert_eq!(run_ids(&client, after).await?, [late.run_id.as_str()], "the time itself is left out");
+    assert_eq!(
+        run_ids(&client, after).await?,
+        [late.run_id.as_str()],
+        "the time itself is left out"
+    );
     let before = ListRunsRequest { created_before: late.create_time, ..all() };
     assert_eq!(run_ids(&client, before).await?, [early.run_id.as_str()]);
     cluster.end().await
@@ -96,17 +104,22 @@ async fn sessions_are_listed_and_filtered_by_state() -> Result<()> {
         made.push(client.session().await?.session_id);
     }
     client.close(&format!("sessions/{}", made[0])).await?;
-    let list =
-        async |state: SessionState, page_size: i32, page_token: &str| -> Result<(Vec<String>, String)> {
-            let request = ListSessionsRequest {
-                page_size,
-                page_token: page_token.into(),
-                state: state.into(),
-                ..Default::default()
-            };
-            let page = client.sessions().list_sessions(request).await?.into_inner();
-            Ok((page.sessions.into_iter().map(|session| session.session_id).collect(), page.next_page_token))
+    let list = async |state: SessionState,
+                      page_size: i32,
+                      page_token: &str|
+           -> Result<(Vec<String>, String)> {
+        let request = ListSessionsRequest {
+            page_size,
+            page_token: page_token.into(),
+            state: state.into(),
+            ..Default::default()
         };
+        let page = client.sessions().list_sessions(request).await?.into_inner();
+        Ok((
+            page.sessions.into_iter().map(|session| session.session_id).collect(),
+            page.next_page_token,
+        ))
+    };
     assert_eq!(list(SessionState::Ended, 0, "").await?.0, made[..1]);
     let (first, token) = list(SessionState::Open, 3, "").await?;
     let (second, end) = list(SessionState::Open, 3, &token).await?;
@@ -117,7 +130,9 @@ async fn sessions_are_listed_and_filtered_by_state() -> Result<()> {
     let neighbour = cluster.tenant("b").await?;
     let stolen = ListSessionsRequest { page_token: token, ..Default::default() };
     match neighbour.sessions().list_sessions(stolen).await {
-        Ok(page) => assert!(page.into_inner().sessions.is_empty(), "another tenant's token showed sessions"),
+        Ok(page) => {
+            assert!(page.into_inner().sessions.is_empty(), "another tenant's token showed sessions")
+        }
         Err(status) => assert_eq!(refusal(&status).code, Code::InvalidArgument),
     }
     cluster.end().await
@@ -142,7 +157,8 @@ async fn runs_with_large_environment_are_listed_as_summaries() -> Result<()> {
     }
     let long = client.start(long).await?;
 
-    let request = ListRunsRequest { parent: "sessions/-".into(), page_size: 1000, ..Default::default() };
+    let request =
+        ListRunsRequest { parent: "sessions/-".into(), page_size: 1000, ..Default::default() };
     let page = RunServiceClient::new(client.authorized()).list_runs(request).await?.into_inner();
     assert_eq!((page.runs.len(), page.next_page_token.as_str()), (RUNS + 1, ""));
     assert!(page.encoded_len() < RUNS * 1024, "{} bytes", page.encoded_len());
@@ -151,14 +167,16 @@ async fn runs_with_large_environment_are_listed_as_summaries() -> Result<()> {
     assert!(commands[0].argv_truncated && commands[0].encoded_len() < 2048);
     assert!(commands[1..].iter().all(|command| command.argv.len() == 3 && !command.argv_truncated));
 
-    let get = GetRunRequest { name: page.runs[1].name.clone(), include_env: true, ..Default::default() };
+    let get =
+        GetRunRequest { name: page.runs[1].name.clone(), include_env: true, ..Default::default() };
     let whole = client.runs().get_run(get).await?.into_inner();
     assert_eq!(whole.run.clone().unwrap_or_default().command.unwrap_or_default().env.len(), 10);
     assert!(whole.encoded_len() * RUNS > CLIENT_LIMIT, "control: whole runs would not fit");
     let whole = client.get_run(&long.name).await?.command.unwrap_or_default();
     assert_eq!((whole.argv.len(), whole.argv_truncated), (11, false));
 
-    let listed = Process::finish(cluster.cli(&client, &["ps", "--json", "--limit", "1000"]), b"").await?;
+    let listed =
+        Process::finish(cluster.cli(&client, &["ps", "--json", "--limit", "1000"]), b"").await?;
     assert_eq!(listed.code, Some(0), "{}", listed.stderr);
     let listed: Vec<Value> = serde_json::from_str(&listed.stdout)?;
     assert_eq!(listed.len(), RUNS + 1);
@@ -173,8 +191,12 @@ async fn pages_end_at_a_number_of_bytes() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    start_all(&client, StartRunRequest { labels: large_labels(), ..shell(&session.name, "true") }, ROWS)
-        .await?;
+    start_all(
+        &client,
+        StartRunRequest { labels: large_labels(), ..shell(&session.name, "true") },
+        ROWS,
+    )
+    .await?;
     let create = CreateSessionRequest { labels: large_labels(), ..Default::default() };
     for _ in 0..ROWS {
         client.create(create.clone()).await?;
@@ -200,7 +222,8 @@ async fn pages_end_at_a_number_of_bytes() -> Result<()> {
     assert!(client.get_session(&session.name).await?.policy.is_some());
     let bytes = read_pages(LINKS, async |page_token| {
         let parent = session.name.clone();
-        let request = ListFilesRequest { parent, page_size: 1000, page_token, ..Default::default() };
+        let request =
+            ListFilesRequest { parent, page_size: 1000, page_token, ..Default::default() };
         let page = client.files().list_files(request).await?.into_inner();
         Ok((page.encoded_len(), page.files.len(), page.next_page_token))
     });

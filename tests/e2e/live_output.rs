@@ -17,10 +17,12 @@ async fn redirected_output_is_complete_past_the_limit() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let path = cluster.directory().join("out");
-    let mut run = cluster.cli(&client, &["run", "--output-limit", LIMIT, "--", "sh", "-c", NUMBERS]);
+    let mut run =
+        cluster.cli(&client, &["run", "--output-limit", LIMIT, "--", "sh", "-c", NUMBERS]);
     run.stdout(File::create(&path)?).stderr(Stdio::piped());
     let mut child = run.spawn()?;
-    let status = eventually("the command ends", || std::future::ready(child.try_wait().transpose())).await?;
+    let status =
+        eventually("the command ends", || std::future::ready(child.try_wait().transpose())).await?;
     assert_eq!(status.code(), Some(0));
     let expected: String = (1..=3_000_000).map(|number| format!("{number}\n")).collect();
     assert!(std::fs::read_to_string(&path)? == expected, "the file differs");
@@ -39,7 +41,11 @@ async fn incomplete_redirected_output_has_its_own_exit_code() -> Result<()> {
     // Too late for what was not stored.
     let late = Process::finish(cluster.cli(&client, &["attach", &id]), b"").await?;
     assert_eq!((late.code, late.stdout.len()), (Some(123), 1 << 20), "{}", late.stderr);
-    assert!(late.stderr.contains("output incomplete: only the first 1 MiB were stored"), "{}", late.stderr);
+    assert!(
+        late.stderr.contains("output incomplete: only the first 1 MiB were stored"),
+        "{}",
+        late.stderr
+    );
     assert!(late.stderr.contains("--output-limit"), "{}", late.stderr);
     // A person sees the message; the exit code stays the command's.
     let mut terminal = Terminal::start(&cluster.cli(&client, &["attach", &id]), 80, 24)?;

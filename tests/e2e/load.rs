@@ -26,7 +26,11 @@ async fn run_session(clients: &[Client; 2], number: usize) -> Result<(Session, V
         };
         ensure!(seen.outcome() == Exited(0), "{seen:?}");
         let log: String = (0..=step).map(|step| format!("{step}\n")).collect();
-        ensure!(seen.stdout_text() == log, "run {step} of session {number} saw {:?}", seen.stdout_text());
+        ensure!(
+            seen.stdout_text() == log,
+            "run {step} of session {number} saw {:?}",
+            seen.stdout_text()
+        );
         runs.push(seen.run().clone());
     }
     let session = client(1).get_session(&session.name).await?;
@@ -35,9 +39,13 @@ async fn run_session(clients: &[Client; 2], number: usize) -> Result<(Session, V
 
 #[tokio::test]
 async fn every_run_ends_once_on_its_lease_holder() -> Result<()> {
-    let cluster =
-        Cluster::start_with(ClusterOptions { apis: 2, workers: 2, slots: 8, ..ClusterOptions::default() })
-            .await?;
+    let cluster = Cluster::start_with(ClusterOptions {
+        apis: 2,
+        workers: 2,
+        slots: 8,
+        ..ClusterOptions::default()
+    })
+    .await?;
     let first = cluster.tenant("a").await?;
     let second = Client::connect(&cluster.endpoint(1), &first.secret).await?;
     let clients = [first, second];
@@ -56,8 +64,7 @@ async fn every_run_ends_once_on_its_lease_holder() -> Result<()> {
     assert_eq!(holders.len(), 2, "both workers have sessions");
     let expected = i64::try_from(SESSIONS * RUNS)?;
     assert_eq!(cluster.database.number("SELECT count(*) FROM runs").await?, expected);
-    let clean =
-        "SELECT count(*) FROM runs WHERE state = 'ended' AND outcome->>'kind' = 'exited' AND attempt = 1";
+    let clean = "SELECT count(*) FROM runs WHERE state = 'ended' AND outcome->>'kind' = 'exited' AND attempt = 1";
     assert_eq!(cluster.database.number(clean).await?, expected);
     cluster.end().await
 }

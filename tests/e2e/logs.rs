@@ -41,8 +41,10 @@ async fn each_call_has_one_access_log_line() -> Result<()> {
     let session = client.session().await?;
     client.exec(&session.name, "echo hello").await?;
 
-    let logged =
-        eventually("four lines", || async { calls(&cluster).ok().filter(|calls| calls.len() >= 4) }).await;
+    let logged = eventually("four lines", || async {
+        calls(&cluster).ok().filter(|calls| calls.len() >= 4)
+    })
+    .await;
     let summary: Vec<_> = logged
         .iter()
         .map(|call| (call["method"].as_str(), call["tenant"].as_str(), call["status"].as_str()))
@@ -53,10 +55,15 @@ async fn each_call_has_one_access_log_line() -> Result<()> {
         ("codelia.v1.SessionService/CreateSession", Some("a"), "OK"),
         ("codelia.v1.RunService/Exec", Some("a"), "OK"),
     ];
-    let expected: Vec<_> =
-        expected.iter().map(|&(method, tenant, status)| (Some(method), tenant, Some(status))).collect();
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|&(method, tenant, status)| (Some(method), tenant, Some(status)))
+        .collect();
     assert_eq!(summary, expected, "{logged:#?}");
-    assert_eq!((&logged[0]["request_id"], &logged[1]["request_id"]), (&"first".into(), &"second".into()));
+    assert_eq!(
+        (&logged[0]["request_id"], &logged[1]["request_id"]),
+        (&"first".into(), &"second".into())
+    );
     for call in &logged {
         assert_eq!(call["level"], "INFO");
         assert!(call["seconds"].is_f64() && call["request_id"].is_string(), "{call}");
@@ -87,7 +94,8 @@ async fn worker_log_lines_hold_values() -> Result<()> {
     .await;
     assert!(ended["seconds"].is_f64() && ended["outcome"] == "exited", "{ended}");
     let ready = lines(&cluster.workers[0].process.read_log())?;
-    let ready = ready.iter().find(|line| line["message"] == "worker ready").context("worker ready")?;
+    let ready =
+        ready.iter().find(|line| line["message"] == "worker ready").context("worker ready")?;
     let modes = ready["modes"].as_str().context("modes")?;
     assert!(modes.split(',').any(|mode| mode == "logical"), "{ready}");
     cluster.end().await
@@ -116,7 +124,9 @@ fn check_directory(directory: &Path, found: &mut Vec<String>) -> Result<()> {
             // Fields come before the message, which is the first string.
             let call = text[start..].split(['"', ';']).next().unwrap_or_default();
             let call = call.split_whitespace().collect::<Vec<_>>().join(" ");
-            if call.contains('!') && ["(?", "( ?", ", ?", "= ?"].iter().any(|debug| call.contains(debug)) {
+            if call.contains('!')
+                && ["(?", "( ?", ", ?", "= ?"].iter().any(|debug| call.contains(debug))
+            {
                 found.push(format!("{}: {call}", path.display()));
             }
         }

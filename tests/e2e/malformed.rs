@@ -1,6 +1,6 @@
 //! Malformed input: corrupts every field of every request in every way its type allows. Fields come
-//! from the descriptors, so that a new one cannot be forgotten. Each refusal must name the field, and
-//! nothing may be stored.
+//! from the descriptors, so that a new one cannot be forgotten. Each refusal must name the field,
+//! and nothing may be stored.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -60,7 +60,9 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
             one(ListEventsRequest { parent: name(), kind, ..Default::default() }.encode_to_vec())
         }
         "codelia.v1.AuditService.VerifyEvents" => one(Vec::new()),
-        "codelia.v1.SessionService.GetSession" => one(GetSessionRequest { name: name() }.encode_to_vec()),
+        "codelia.v1.SessionService.GetSession" => {
+            one(GetSessionRequest { name: name() }.encode_to_vec())
+        }
         "codelia.v1.SessionService.ExtendSession" => {
             one(ExtendSessionRequest { name: name(), ttl: seconds(60) }.encode_to_vec())
         }
@@ -75,11 +77,16 @@ fn accepted(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.SessionService.ReleaseSession" => {
             one(ReleaseSessionRequest { name: name(), reason: "malformed".into() }.encode_to_vec())
         }
-        "codelia.v1.SessionService.CloseSession" => one(CloseSessionRequest { name: name() }.encode_to_vec()),
+        "codelia.v1.SessionService.CloseSession" => {
+            one(CloseSessionRequest { name: name() }.encode_to_vec())
+        }
         "codelia.v1.RunService.StartRun" => one(start().encode_to_vec()),
         "codelia.v1.RunService.WatchRun" => one(watch().encode_to_vec()),
         "codelia.v1.RunService.Exec" => {
-            vec![exec(exec_request::Kind::Start(start())), exec(exec_request::Kind::Attach(watch()))]
+            vec![
+                exec(exec_request::Kind::Start(start())),
+                exec(exec_request::Kind::Attach(watch())),
+            ]
         }
         "codelia.v1.RunService.GetRun" => one(get().encode_to_vec()),
         "codelia.v1.RunService.ListRuns" => one(ListRunsRequest {
@@ -122,8 +129,12 @@ fn of_admin(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.AdminService.CreateTenant" => {
             one(CreateTenantRequest { tenant_id: "new".into(), quotas }.encode_to_vec())
         }
-        "codelia.v1.AdminService.GetTenant" => one(GetTenantRequest { name: tenant() }.encode_to_vec()),
-        "codelia.v1.AdminService.ListTenants" | "codelia.v1.AdminService.ListWorkers" => one(Vec::new()),
+        "codelia.v1.AdminService.GetTenant" => {
+            one(GetTenantRequest { name: tenant() }.encode_to_vec())
+        }
+        "codelia.v1.AdminService.ListTenants" | "codelia.v1.AdminService.ListWorkers" => {
+            one(Vec::new())
+        }
         "codelia.v1.AdminService.UpdateQuotas" => {
             one(UpdateQuotasRequest { name: tenant(), quotas, update_mask: None }.encode_to_vec())
         }
@@ -175,13 +186,15 @@ fn of_operator(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
     let one = |request: Vec<u8>| vec![request];
     Some(match method {
         "codelia.v1.AdminService.SuspendTenant" => {
-            one(SuspendTenantRequest { name: "tenants/nobody".into(), reason: "x".into() }.encode_to_vec())
+            one(SuspendTenantRequest { name: "tenants/nobody".into(), reason: "x".into() }
+                .encode_to_vec())
         }
         "codelia.v1.AdminService.ResumeTenant" => {
             one(ResumeTenantRequest { name: "tenants/nobody".into() }.encode_to_vec())
         }
         "codelia.v1.AdminService.DeleteTenant" => {
-            one(DeleteTenantRequest { name: "tenants/nobody".into(), ..Default::default() }.encode_to_vec())
+            one(DeleteTenantRequest { name: "tenants/nobody".into(), ..Default::default() }
+                .encode_to_vec())
         }
         "codelia.v1.AdminService.ListTenantRuns" => {
             one(ListTenantRunsRequest { tenant: tenant(), ..Default::default() }.encode_to_vec())
@@ -222,7 +235,8 @@ fn of_tools(method: &str) -> Option<Vec<Vec<u8>>> {
         }
         "codelia.v1.ToolService.GetTool" => GetToolRequest { name }.encode_to_vec(),
         "codelia.v1.ToolService.ListTools" => {
-            ListToolsRequest { parent: "tenants/operators".into(), ..Default::default() }.encode_to_vec()
+            ListToolsRequest { parent: "tenants/operators".into(), ..Default::default() }
+                .encode_to_vec()
         }
         "codelia.v1.ToolService.DeleteTool" => DeleteToolRequest { name }.encode_to_vec(),
         "codelia.v1.ToolService.ApproveToolLevel" => ApproveToolLevelRequest {
@@ -232,7 +246,9 @@ fn of_tools(method: &str) -> Option<Vec<Vec<u8>>> {
             reason,
         }
         .encode_to_vec(),
-        "codelia.v1.ToolService.QuarantineTool" => QuarantineToolRequest { name, reason }.encode_to_vec(),
+        "codelia.v1.ToolService.QuarantineTool" => {
+            QuarantineToolRequest { name, reason }.encode_to_vec()
+        }
         "codelia.v1.ToolService.ReleaseTool" => ReleaseToolRequest { name, reason }.encode_to_vec(),
         _ => return None,
     }])
@@ -260,22 +276,27 @@ fn of_volumes(method: &str) -> Option<Vec<Vec<u8>>> {
 
 /// Valid requests about the policies of scopes.
 fn of_scope_policies(method: &str) -> Option<Vec<Vec<u8>>> {
-    let (scope, name, reason) = (PolicyScope::Project.into(), "web".to_owned(), "because".to_owned());
+    let (scope, name, reason) =
+        (PolicyScope::Project.into(), "web".to_owned(), "because".to_owned());
     let policy = Some(Policy { delegate: vec!["process.debug".to_owned()], ..Default::default() });
     Some(vec![match method {
         "codelia.v1.PolicyService.CheckPolicy" => {
             CheckPolicyRequest { policy: Some(Policy::default()), mode: 0 }.encode_to_vec()
         }
         "codelia.v1.PolicyService.SetScopePolicy" => {
-            SetScopePolicyRequest { scope, name, policy, reason, expected_version: None }.encode_to_vec()
+            SetScopePolicyRequest { scope, name, policy, reason, expected_version: None }
+                .encode_to_vec()
         }
         "codelia.v1.PolicyService.GetScopePolicy" => {
             GetScopePolicyRequest { scope, name, version: 0 }.encode_to_vec()
         }
-        "codelia.v1.PolicyService.DeleteScopePolicy" => {
-            DeleteScopePolicyRequest { scope, name: "none".into(), reason, expected_version: Some(1) }
-                .encode_to_vec()
+        "codelia.v1.PolicyService.DeleteScopePolicy" => DeleteScopePolicyRequest {
+            scope,
+            name: "none".into(),
+            reason,
+            expected_version: Some(1),
         }
+        .encode_to_vec(),
         "codelia.v1.PolicyService.RollbackScopePolicy" => {
             RollbackScopePolicyRequest { scope, name, version: 1, reason }.encode_to_vec()
         }
@@ -291,7 +312,8 @@ fn of_scope_policies(method: &str) -> Option<Vec<Vec<u8>>> {
         }
         "codelia.v1.PolicyService.DryRunScopePolicy" => {
             let since = Some(prost_types::Duration { seconds: 60, nanos: 0 });
-            DryRunScopePolicyRequest { scope, name, policy, since, ..Default::default() }.encode_to_vec()
+            DryRunScopePolicyRequest { scope, name, policy, since, ..Default::default() }
+                .encode_to_vec()
         }
         _ => return None,
     }])
@@ -330,7 +352,9 @@ fn of_approvals(method: &str, ids: &Ids) -> Option<Vec<Vec<u8>>> {
         "codelia.v1.ApprovalService.ListApprovals" => {
             ListApprovalsRequest { parent, ..Default::default() }.encode_to_vec()
         }
-        "codelia.v1.ApprovalService.WatchApprovals" => WatchApprovalsRequest { parent }.encode_to_vec(),
+        "codelia.v1.ApprovalService.WatchApprovals" => {
+            WatchApprovalsRequest { parent }.encode_to_vec()
+        }
         "codelia.v1.ApprovalService.GetApproval" => GetApprovalRequest { name }.encode_to_vec(),
         "codelia.v1.ApprovalService.DecideApproval" => {
             let decision = ApprovalDecision::Allow.into();
@@ -369,10 +393,12 @@ fn of_files(method: &str, parent: String) -> Option<Vec<Vec<u8>>> {
             MakeDirectoryRequest { parent, path: path(), parents: false }.encode_to_vec()
         }
         "codelia.v1.FileService.MoveFile" => {
-            MoveFileRequest { parent, source_path, destination_path, overwrite: false }.encode_to_vec()
+            MoveFileRequest { parent, source_path, destination_path, overwrite: false }
+                .encode_to_vec()
         }
         "codelia.v1.FileService.CopyFile" => {
-            CopyFileRequest { parent, source_path, destination_path, overwrite: false }.encode_to_vec()
+            CopyFileRequest { parent, source_path, destination_path, overwrite: false }
+                .encode_to_vec()
         }
         "codelia.v1.FileService.RemoveFile" => {
             RemoveFileRequest { parent, path: path(), recursive: false }.encode_to_vec()
@@ -385,7 +411,8 @@ fn of_files(method: &str, parent: String) -> Option<Vec<Vec<u8>>> {
         }
         "codelia.v1.FileService.ImportFiles" => {
             let open = ImportFilesOpen { parent, ..Default::default() };
-            ImportFilesRequest { kind: Some(import_files_request::Kind::Open(open)) }.encode_to_vec()
+            ImportFilesRequest { kind: Some(import_files_request::Kind::Open(open)) }
+                .encode_to_vec()
         }
         "codelia.v1.FileService.EditFile" => {
             EditFileRequest { parent, path: path(), old_text: "a".into(), ..Default::default() }
@@ -456,7 +483,9 @@ fn bad_values(field: &FieldDescriptor) -> Vec<Value> {
         Kind::Bytes => vec![Value::Bytes(vec![0; 3 << 20].into())],
         Kind::Enum(_) => vec![Value::EnumNumber(9999), Value::EnumNumber(-1)],
         Kind::Message(inside) if inside.name() == "FieldMask" => vec![bad_mask(inside)],
-        Kind::Message(inside) if is_well_known(&inside) => bad_times(&inside, field.name() == "grace"),
+        Kind::Message(inside) if is_well_known(&inside) => {
+            bad_times(&inside, field.name() == "grace")
+        }
         Kind::Message(_) | Kind::Bool => Vec::new(),
         other => panic!("unsupported field type {other:?}: {}", field.full_name()),
     }
@@ -465,10 +494,20 @@ fn bad_values(field: &FieldDescriptor) -> Vec<Value> {
 fn bad_texts(field: &str) -> Vec<Value> {
     let mut texts = vec!["a\0b".to_owned(), "x".repeat(OVERSIZED)];
     if field.ends_with("path") {
-        texts.extend(["..", "a/../b", "/", "/etc/passwd", "/workspacex", "a/../../b"].map(str::to_owned));
+        texts.extend(
+            ["..", "a/../b", "/", "/etc/passwd", "/workspacex", "a/../../b"].map(str::to_owned),
+        );
     }
     if matches!(field, "name" | "parent") {
-        let wrong = ["", "sessions/", "sessions/../..", "sessions/A B", "tenants/A/keys/1", "workers/", "é"];
+        let wrong = [
+            "",
+            "sessions/",
+            "sessions/../..",
+            "sessions/A B",
+            "tenants/A/keys/1",
+            "workers/",
+            "é",
+        ];
         texts.extend(wrong.map(str::to_owned));
     }
     texts.into_iter().map(Value::String).collect()
@@ -497,12 +536,17 @@ fn bad_times(message: &MessageDescriptor, may_be_zero: bool) -> Vec<Value> {
 }
 
 fn bad_maps() -> Vec<Value> {
-    let entry = |key: &str, value: &str| (MapKey::String(key.to_owned()), Value::String(value.to_owned()));
-    let mut maps =
-        vec![entry("", "x"), entry("a\0", "x"), entry("a", "\0"), entry(&"k".repeat(OVERSIZED), "")]
-            .into_iter()
-            .map(|entry| Value::Map(HashMap::from([entry])))
-            .collect::<Vec<_>>();
+    let entry =
+        |key: &str, value: &str| (MapKey::String(key.to_owned()), Value::String(value.to_owned()));
+    let mut maps = vec![
+        entry("", "x"),
+        entry("a\0", "x"),
+        entry("a", "\0"),
+        entry(&"k".repeat(OVERSIZED), ""),
+    ]
+    .into_iter()
+    .map(|entry| Value::Map(HashMap::from([entry])))
+    .collect::<Vec<_>>();
     maps.push(Value::Map((0..20_000).map(|number| entry(&format!("k{number}"), "")).collect()));
     maps
 }
@@ -512,7 +556,13 @@ fn bad_lists(field: &FieldDescriptor) -> Vec<Value> {
     let mut lists = match field.kind() {
         Kind::String => {
             let oversized = text(&"x".repeat(OVERSIZED));
-            vec![vec![], vec![text("")], vec![text("a\0")], vec![oversized], vec![text("x"); 100_000]]
+            vec![
+                vec![],
+                vec![text("")],
+                vec![text("a\0")],
+                vec![oversized],
+                vec![text("x"); 100_000],
+            ]
         }
         Kind::Enum(_) => vec![vec![], vec![Value::EnumNumber(0)], vec![Value::EnumNumber(9999)]],
         Kind::Int32 => vec![vec![Value::I32(-1)], vec![Value::I32(i32::MIN)]],
@@ -526,7 +576,12 @@ fn bad_lists(field: &FieldDescriptor) -> Vec<Value> {
     // Policy lists and names in responses may be empty.
     if matches!(
         field.parent_message().name(),
-        "Policy" | "FilesystemPolicy" | "NetworkPolicy" | "SyscallPolicy" | "CommandPolicy" | "TextList"
+        "Policy"
+            | "FilesystemPolicy"
+            | "NetworkPolicy"
+            | "SyscallPolicy"
+            | "CommandPolicy"
+            | "TextList"
     ) || field.name().ends_with("env_names")
     {
         lists.retain(|list| !list.is_empty());
@@ -541,8 +596,10 @@ fn names(named: &str, field: &str) -> bool {
     if named.strip_prefix(field).is_some_and(|entry| entry.starts_with('[')) {
         return true;
     }
-    let named =
-        named.strip_suffix(']').and_then(|named| named.rsplit_once('[')).map_or(named, |(list, _)| list);
+    let named = named
+        .strip_suffix(']')
+        .and_then(|named| named.rsplit_once('['))
+        .map_or(named, |(list, _)| list);
     named == field
         // A field of an entry.
         || named.strip_prefix(field).is_some_and(|rest| rest.starts_with('['))
@@ -565,8 +622,8 @@ async fn refused(client: &Client, method: &Method, corrupt: &Corrupt) {
     );
 }
 
-/// Counts the rows of every table except events and audit, which record refusals above a ceiling, and what
-/// workers measure.
+/// Counts the rows of every table except events and audit, which record refusals above a ceiling,
+/// and what workers measure.
 async fn row_counts(cluster: &Cluster) -> Result<Vec<(String, i64)>> {
     let mut counts = cluster.database.row_counts().await?;
     counts.retain(|(table, _)| {
@@ -601,7 +658,8 @@ async fn every_method_names_bad_field_and_stores_nothing() -> Result<()> {
             panic!("{name} is missing in the table of this test")
         };
         for request in requests {
-            let corrupt = corrupt_fields(&DynamicMessage::decode(method.input(), request.as_slice())?);
+            let corrupt =
+                corrupt_fields(&DynamicMessage::decode(method.input(), request.as_slice())?);
             tried += corrupt.len();
             let calls = corrupt.iter().map(|one| refused(&operator, &method, one));
             stream::iter(calls).buffer_unordered(CONCURRENT).collect::<()>().await;
@@ -650,7 +708,9 @@ async fn million_environment_variables_are_refused() -> Result<()> {
 
 #[tokio::test]
 async fn invalid_exec_messages_are_refused() -> Result<()> {
-    use exec_request::Kind::{Attach, CloseStdin as Close, Detach as Leave, Resize, Signal, Start, Stdin};
+    use exec_request::Kind::{
+        Attach, CloseStdin as Close, Detach as Leave, Resize, Signal, Start, Stdin,
+    };
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -677,7 +737,8 @@ async fn invalid_exec_messages_are_refused() -> Result<()> {
         (Attach(WatchRunRequest::default()), "attach"),
     ];
     for (message, field) in bad {
-        let mut exec = codelia_tests::Exec::start(&client, shell(&session.name, "exec sleep 100")).await?;
+        let mut exec =
+            codelia_tests::Exec::start(&client, shell(&session.name, "exec sleep 100")).await?;
         exec.until_started().await?;
         exec.send(message).await?;
         let status = loop {
@@ -688,7 +749,10 @@ async fn invalid_exec_messages_are_refused() -> Result<()> {
             }
         };
         assert_eq!(status.code(), Code::InvalidArgument, "{field}: {status:?}");
-        assert!(refusal(&status).fields.iter().any(|named| named.starts_with(field)), "{field}: {status:?}");
+        assert!(
+            refusal(&status).fields.iter().any(|named| named.starts_with(field)),
+            "{field}: {status:?}"
+        );
     }
     cluster.end().await
 }

@@ -24,7 +24,8 @@ async fn kill_tries_and_reports_each_run() -> Result<()> {
     let run = client.start(command(&session.name, &["sleep", "1000"])).await?;
     let absent = "018f4e1c-7b2a-7c3d-8e4f-5a6b7c8d9e0f";
     let Screen { lines, code } =
-        screen(&cluster, &client, &["kill", absent, &run.run_id, "018f4e1c-7b2a-7c", "nonsense"]).await?;
+        screen(&cluster, &client, &["kill", absent, &run.run_id, "018f4e1c-7b2a-7c", "nonsense"])
+            .await?;
     assert_eq!(code, Some(1), "{lines:?}");
     let [first, second, third, fourth] = lines.as_slice() else { panic!("{lines:?}") };
     assert_eq!(first, &format!("error: run \"{absent}\" not found"));
@@ -90,7 +91,8 @@ async fn start_of_an_id_names_it_everywhere() -> Result<()> {
 
     // An alias wins over the start of an id, and an ambiguous start is refused with the candidates.
     let alias = session.session_id[..8].to_owned();
-    let other = client.create(CreateSessionRequest { alias: alias.clone(), ..Default::default() }).await?;
+    let other =
+        client.create(CreateSessionRequest { alias: alias.clone(), ..Default::default() }).await?;
     let shown = codelia(&cluster, &client, &["session", "show", "--json", &alias]).await?;
     assert!(shown.stdout.contains(&other.session_id), "{shown:?}");
     let ambiguous = codelia(&cluster, &client, &["session", "show", &alias[..4]]).await?;
@@ -110,7 +112,8 @@ async fn key_is_revoked_by_id_start_or_name() -> Result<()> {
         Ok(serde_json::from_str(&codelia(&cluster, &operator, &arguments).await?.stdout)?)
     };
     let id = |key: &Value| key["key"]["keyId"].as_str().unwrap_or_default().to_owned();
-    let keys = [create("ci").await?, create("two").await?, create("twins").await?, create("twins").await?];
+    let keys =
+        [create("ci").await?, create("two").await?, create("twins").await?, create("twins").await?];
     let by_start = id(&keys[1])[..START].to_owned();
     for (text, key) in [("ci", &keys[0]), (&by_start, &keys[1]), (&id(&keys[2]), &keys[2])] {
         let done = codelia(&cluster, &operator, &["keys", "revoke", "--json", text]).await?;

@@ -66,7 +66,8 @@ async fn operators_policy_replaces_approval_for_proxy() -> Result<()> {
     let session = caller.session().await?;
     let run = start(&caller, &session.name, NetworkMode::Proxy).await?;
     assert_eq!(run.waiting_for_approval, "");
-    let status = start(&caller, &session.name, NetworkMode::Host).await.expect_err("wider than the policy");
+    let status =
+        start(&caller, &session.name, NetworkMode::Host).await.expect_err("wider than the policy");
     assert_eq!(refusal(&status).fields, ["network"]);
     cluster.end().await
 }
@@ -84,7 +85,8 @@ async fn command_line_says_what_it_waits_for() -> Result<()> {
         Some(rest.split([')', ' ', '\n']).next()?.to_owned())
     })
     .await;
-    let allowed = Process::finish(cluster.cli(&decider, &["approvals", "allow", &approval]), b"").await?;
+    let allowed =
+        Process::finish(cluster.cli(&decider, &["approvals", "allow", &approval]), b"").await?;
     assert_eq!(allowed.code, Some(0), "{allowed:?}");
     assert!(process.exited().await?.success());
     assert_eq!(process.printed().trim(), "ran");

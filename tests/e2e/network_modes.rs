@@ -53,7 +53,10 @@ async fn network_setting_has_effect(mode: &'static str) -> Result<()> {
         ensure!(names == ["lo"], "{network}: {names:?}");
         ensure!(recorded == network, "{recorded} instead of {network}");
         let (names, recorded) = seen(&cluster, client, &["--network", "none"]).await?;
-        ensure!(names == ["lo"] && recorded == "NETWORK_MODE_NONE", "{network}: {names:?} {recorded}");
+        ensure!(
+            names == ["lo"] && recorded == "NETWORK_MODE_NONE",
+            "{network}: {names:?} {recorded}"
+        );
         let host = codelia(&cluster, client, &["run", "--network", "host", "--", "true"]).await?;
         ensure!(host.code == Some(125) && host.stderr.contains("network: host needs"), "{host:?}");
     }
@@ -101,9 +104,9 @@ async fn network_setting_does_not_apply_to_logical() -> Result<()> {
             let refused = codelia(&cluster, client, &flags).await?;
             ensure!(refused.code == Some(125) && refused.stderr.contains("network"), "{refused:?}");
             ensure!(
-                refused
-                    .stderr
-                    .contains("--network: cannot be enforced in mode logical; use mode native, bwrap"),
+                refused.stderr.contains(
+                    "--network: cannot be enforced in mode logical; use mode native, bwrap"
+                ),
                 "{refused:?}"
             );
         }
@@ -142,22 +145,28 @@ async fn run_cannot_have_more_network_than_policy() -> Result<()> {
     ] {
         let arguments = [&["run"], flags, &["--", "true"]].concat();
         let refused = codelia(&cluster, &client, &arguments).await?;
-        ensure!(refused.code == Some(125) && refused.stderr.contains(field), "{flags:?}: {refused:?}");
+        ensure!(
+            refused.code == Some(125) && refused.stderr.contains(field),
+            "{flags:?}: {refused:?}"
+        );
     }
     let by_program = place.join("program.yaml");
     fs::write(&by_program, "network: {executables: [/usr/bin/git]}")?;
     let by_program = by_program.display().to_string();
-    let refused = codelia(&cluster, &client, &["run", "--policy", &by_program, "--", "true"]).await?;
+    let refused =
+        codelia(&cluster, &client, &["run", "--policy", &by_program, "--", "true"]).await?;
     ensure!(refused.stderr.contains("policy.network.executables"), "{refused:?}");
     ensure!(refused.stderr.contains("runs of their own"), "{refused:?}");
     // A session's own limit holds for its runs.
     let create = ["session", "create", "--alias", "cut", "--network", "none"];
     ensure!(codelia(&cluster, &client, &create).await?.code == Some(0));
     let refused =
-        codelia(&cluster, &client, &["run", "-s", "cut", "--network", "proxy", "--", "true"]).await?;
+        codelia(&cluster, &client, &["run", "-s", "cut", "--network", "proxy", "--", "true"])
+            .await?;
     ensure!(refused.code == Some(125) && refused.stderr.contains("at most none"), "{refused:?}");
     let explained = ["policy", "explain", "--session", "cut", "--json"];
-    let explained: Value = serde_json::from_str(&codelia(&cluster, &client, &explained).await?.stdout)?;
+    let explained: Value =
+        serde_json::from_str(&codelia(&cluster, &client, &explained).await?.stdout)?;
     ensure!(explained["policy"]["network"]["mode"] == "NETWORK_MODE_NONE", "{explained}");
     let hosts = explained["policy"]["network"]["allowedHosts"].to_string();
     ensure!(hosts.contains("pypi.org") && !hosts.contains("set:"), "{hosts}");

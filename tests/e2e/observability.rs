@@ -16,8 +16,8 @@ use crate::service::{free_address, http_get};
 
 /// Metrics of Prometheus itself.
 const FOREIGN: [&str; 1] = ["up"];
-/// Metrics that have no value before something happened: the p95 of setup, the end of certificates, and
-/// all of mode flags.
+/// Metrics that have no value before something happened: the p95 of setup, the end of certificates,
+/// and all of mode flags.
 const LATER: [&str; 3] =
     ["codelia_isolation_setup_p95_seconds", "codelia_tls_certificate_expiry", "codelia_flag_"];
 
@@ -34,8 +34,9 @@ fn has_promtool() -> bool {
 fn documented() -> Result<BTreeMap<String, String>> {
     let text = fs::read_to_string(repository("docs/metrics.md"))?;
     let rows = text.lines().filter(|line| line.starts_with("| `codelia_"));
-    let cell =
-        |row: &str, number: usize| row.split('|').nth(number).unwrap_or_default().trim().replace('`', "");
+    let cell = |row: &str, number: usize| {
+        row.split('|').nth(number).unwrap_or_default().trim().replace('`', "")
+    };
     Ok(rows.map(|row| (cell(row, 1), cell(row, 2))).collect())
 }
 
@@ -58,7 +59,8 @@ fn unknown_metrics(text: &str, documented: &BTreeMap<String, String>) -> BTreeSe
 fn dashboards_and_rules_name_existing_metrics() -> Result<()> {
     let documented = documented()?;
     assert!(documented.len() > 30 && !documented.contains_key(FOREIGN[0]), "{documented:?}");
-    let control = "codelia_slots + codelia_slot + codelia_run_step_seconds_bucket + codelia_slots_bucket";
+    let control =
+        "codelia_slots + codelia_slot + codelia_run_step_seconds_bucket + codelia_slots_bucket";
     let wrong = ["codelia_slot", "codelia_slots_bucket"].map(str::to_owned);
     assert_eq!(unknown_metrics(control, &documented), BTreeSet::from(wrong), "the control");
     let mut texts = vec![repository("deploy/observability/alerts.yaml")];
@@ -67,7 +69,11 @@ fn dashboards_and_rules_name_existing_metrics() -> Result<()> {
     texts.push(repository("deploy/k8s/components/keda/scaled-object.yaml"));
     for dashboard in fs::read_dir(repository("deploy/observability/dashboards"))?.flatten() {
         let board: Value = serde_json::from_slice(&fs::read(dashboard.path())?)?;
-        assert!(board["panels"].as_array().is_some_and(|panels| panels.len() > 3), "{:?}", dashboard.path());
+        assert!(
+            board["panels"].as_array().is_some_and(|panels| panels.len() > 3),
+            "{:?}",
+            dashboard.path()
+        );
         texts.push(dashboard.path());
     }
     assert!(texts.len() > 6, "{texts:?}");
@@ -109,7 +115,10 @@ fn alerts_fire_in_their_tests() -> Result<()> {
     let rules = fs::read_to_string(directory.join("alerts.yaml"))?;
     for alert in rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
         for case in ["fires", "is quiet"] {
-            assert!(tests.contains(&format!("- name: {alert} {case}\n")), "no test that {alert} {case}");
+            assert!(
+                tests.contains(&format!("- name: {alert} {case}\n")),
+                "no test that {alert} {case}"
+            );
         }
     }
     Ok(())
@@ -124,7 +133,11 @@ async fn scrape(address: &str) -> Result<String> {
 /// Returns what Prometheus has against the names, types and texts of the metrics.
 fn lint(page: &str) -> Result<String> {
     let mut command = Command::new("promtool");
-    command.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = command.spawn()?;
     child.stdin.take().context("stdin")?.write_all(page.as_bytes())?;
     let done = child.wait_with_output()?;
@@ -158,7 +171,9 @@ async fn fresh_process_serves_every_counter_at_zero() -> Result<()> {
         }
     }
     let is_later = |name: &str| LATER.iter().any(|later| name.starts_with(later));
-    for (name, kind) in documented()?.iter().filter(|(name, kind)| *kind != "histogram" && !is_later(name)) {
+    for (name, kind) in
+        documented()?.iter().filter(|(name, kind)| *kind != "histogram" && !is_later(name))
+    {
         assert!(served.contains(name), "the {kind} {name} does not exist at the start");
     }
     assert_eq!(

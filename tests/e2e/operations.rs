@@ -78,17 +78,23 @@ async fn operations_are_logged_on_request() -> Result<()> {
     let flood = "i=0; while [ $i -lt 1500 ]; do : > f$i; i=$((i+1)); done; rm f*";
     let done = run(&["--log", "files", "--", "sh", "-c", flood]).await?;
     ensure!(done.code == Some(0), "{done:?}");
-    let alert = tokio::task::spawn_blocking(move || requests.recv_timeout(Duration::from_secs(30))).await??;
+    let alert = tokio::task::spawn_blocking(move || requests.recv_timeout(Duration::from_secs(30)))
+        .await??;
     ensure!(alert.contains("SUSPICIOUS_OPERATIONS"), "{alert}");
     ensure!(events(EventKind::SuspiciousOperations).await?.len() == 1);
-    let size = "SELECT sum(octet_length(detail))::bigint FROM audit WHERE kind = 'OPERATIONS_LOGGED'";
+    let size =
+        "SELECT sum(octet_length(detail))::bigint FROM audit WHERE kind = 'OPERATIONS_LOGGED'";
     let size = cluster.database.number(size).await?;
     ensure!((1000..300_000).contains(&size), "{size} bytes");
-    let counted = events(EventKind::OperationsLogged).await?.iter().map(Value::to_string).collect::<String>();
+    let counted =
+        events(EventKind::OperationsLogged).await?.iter().map(Value::to_string).collect::<String>();
     ensure!(counted.contains("unlink"), "{counted}");
 
     let refused = run(&["--mode", "logical", "--log", "files", "--", "true"]).await?;
-    ensure!(refused.code != Some(0) && refused.stderr.contains("logging.file_operations"), "{refused:?}");
+    ensure!(
+        refused.code != Some(0) && refused.stderr.contains("logging.file_operations"),
+        "{refused:?}"
+    );
     cluster.end().await
 }
 
@@ -102,14 +108,17 @@ async fn run_of_a_project_obeys_its_policy() -> Result<()> {
     let path = file.to_str().context("text")?;
     for name in ["web", "shop"] {
         let set =
-            cli(&["policy", "import", path, "--scope", "project", "--name", name, "--reason", "r"]).await?;
+            cli(&["policy", "import", path, "--scope", "project", "--name", name, "--reason", "r"])
+                .await?;
         ensure!(set.code == Some(0), "{set:?}");
     }
     let listed = cli(&["projects", "--json"]).await?;
     let listed: Value = serde_json::from_str(&listed.stdout)?;
-    let names: Vec<_> = listed.as_array().context("a list")?.iter().map(|it| it["name"].clone()).collect();
+    let names: Vec<_> =
+        listed.as_array().context("a list")?.iter().map(|it| it["name"].clone()).collect();
     ensure!(names == ["shop", "web"], "{names:?}");
-    let deleted = cli(&["policy", "delete", "--scope", "project", "--name", "shop", "--reason", "r"]).await?;
+    let deleted =
+        cli(&["policy", "delete", "--scope", "project", "--name", "shop", "--reason", "r"]).await?;
     ensure!(deleted.code == Some(0), "{deleted:?}");
     let listed = cli(&["projects"]).await?;
     ensure!(listed.stdout.contains("web") && !listed.stdout.contains("shop"), "{listed:?}");

@@ -3,8 +3,8 @@
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
     CancelTenantRunRequest, Canceled, CreateTenantRequest, DeleteTenantRequest, GetTenantRequest,
-    ListSessionsRequest, ListTenantRunsRequest, ResumeTenantRequest, RunState, SuspendTenantRequest,
-    WhoAmIRequest, outcome::Kind,
+    ListSessionsRequest, ListTenantRunsRequest, ResumeTenantRequest, RunState,
+    SuspendTenantRequest, WhoAmIRequest, outcome::Kind,
 };
 use codelia_store::EventKind;
 use codelia_tests::{
@@ -16,7 +16,10 @@ use tonic::{Code, Status};
 async fn tenant_runs(operator: &Client, tenant: &str) -> Result<Vec<(String, String)>, Status> {
     let request = ListTenantRunsRequest { tenant: tenant.into(), ..Default::default() };
     let runs = operator.admin().list_tenant_runs(request).await?.into_inner().tenant_runs;
-    Ok(runs.into_iter().map(|found| (found.tenant_id, found.run.unwrap_or_default().run_id)).collect())
+    Ok(runs
+        .into_iter()
+        .map(|found| (found.tenant_id, found.run.unwrap_or_default().run_id))
+        .collect())
 }
 
 async fn kinds(cluster: &Cluster, tenant: &str) -> Result<Vec<EventKind>> {
@@ -61,22 +64,28 @@ async fn operator_lists_and_cancels_runs_of_tenants() -> Result<()> {
     operator.admin().cancel_tenant_run(request("host maintenance")).await?;
     let expected = Kind::Canceled(Canceled { reason: "host maintenance".into() });
     assert_eq!(exec.finish().await?.outcome(), expected);
+    let foreign = CancelTenantRunRequest {
+        name: format!("tenants/one/runs/{second}"),
+        ..request("wrong tenant")
+    };
     let foreign =
-        CancelTenantRunRequest { name: format!("tenants/one/runs/{second}"), ..request("wrong tenant") };
-    let foreign = operator.admin().cancel_tenant_run(foreign).await.expect_err("a run of another tenant");
+        operator.admin().cancel_tenant_run(foreign).await.expect_err("a run of another tenant");
     assert_eq!(refusal(&foreign).code, Code::NotFound);
     assert_eq!(
         kinds(&cluster, "one").await?,
         [EventKind::RunsListedByOperator, EventKind::RunCanceledByOperator]
     );
 
-    let cli = async |arguments: &[&str]| Process::finish(cluster.cli(&operator, arguments), b"").await;
-    let listed: Value = serde_json::from_str(&cli(&["ps", "--all-tenants", "--json"]).await?.stdout)?;
+    let cli =
+        async |arguments: &[&str]| Process::finish(cluster.cli(&operator, arguments), b"").await;
+    let listed: Value =
+        serde_json::from_str(&cli(&["ps", "--all-tenants", "--json"]).await?.stdout)?;
     assert_eq!(
         (&listed[0]["tenantId"], &listed[0]["run"]["runId"]),
         (&"two".into(), &second.as_str().into())
     );
-    let killed = cli(&["kill", "--tenant", "two", "--reason", "over", "--grace", "0s", &second]).await?;
+    let killed =
+        cli(&["kill", "--tenant", "two", "--reason", "over", "--grace", "0s", &second]).await?;
     assert_eq!(killed.code, Some(0), "{killed:?}");
     let ended = two.watch_to_end(&format!("sessions/-/runs/{second}"), 0).await?;
     assert_eq!(ended.outcome(), Kind::Canceled(Canceled { reason: "over".into() }));
@@ -89,7 +98,8 @@ fn suspend(tenant: &str, reason: &str) -> SuspendTenantRequest {
 
 #[tokio::test]
 async fn suspended_tenant_is_refused_and_stopped() -> Result<()> {
-    let cluster = Cluster::start_with(ClusterOptions { slots: 1, ..ClusterOptions::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { slots: 1, ..ClusterOptions::default() }).await?;
     let operator = cluster.operator().await?;
     let member = cluster.tenant("team").await?;
     let session = member.session().await?;
@@ -98,14 +108,20 @@ async fn suspended_tenant_is_refused_and_stopped() -> Result<()> {
 
     let suspended = operator.admin().suspend_tenant(suspend("team", "unpaid")).await?.into_inner();
     let suspended = suspended.tenant.unwrap_or_default();
-    assert_eq!((suspended.suspend_time.is_some(), suspended.suspend_reason.as_str()), (true, "unpaid"));
+    assert_eq!(
+        (suspended.suspend_time.is_some(), suspended.suspend_reason.as_str()),
+        (true, "unpaid")
+    );
     operator.admin().suspend_tenant(suspend("team", "again")).await?;
     for refused in [
         member.sessions().list_sessions(ListSessionsRequest::default()).await.map(drop),
         member.info().who_am_i(WhoAmIRequest {}).await.map(drop),
     ] {
         let refused = refusal(&refused.expect_err("the tenant is suspended"));
-        assert_eq!((refused.code, refused.reason.as_str()), (Code::PermissionDenied, "TENANT_SUSPENDED"));
+        assert_eq!(
+            (refused.code, refused.reason.as_str()),
+            (Code::PermissionDenied, "TENANT_SUSPENDED")
+        );
     }
     eventually("all its runs have ended", || async {
         tenant_runs(&operator, "tenants/team").await.ok().filter(Vec::is_empty)
@@ -141,10 +157,15 @@ async fn deleted_tenant_leaves_nothing_behind() -> Result<()> {
     let session = member.session().await?;
     member.exec(&session.name, "echo text; echo text > file").await?;
     member.start(shell(&session.name, "exec sleep 100")).await?;
-    let delete = |force| DeleteTenantRequest { name: "tenants/team".into(), force, allow_missing: false };
+    let delete =
+        |force| DeleteTenantRequest { name: "tenants/team".into(), force, allow_missing: false };
 
-    let refused = refusal(&operator.admin().delete_tenant(delete(false)).await.expect_err("open sessions"));
-    assert_eq!((refused.code, refused.reason.as_str()), (Code::FailedPrecondition, "TENANT_NOT_EMPTY"));
+    let refused =
+        refusal(&operator.admin().delete_tenant(delete(false)).await.expect_err("open sessions"));
+    assert_eq!(
+        (refused.code, refused.reason.as_str()),
+        (Code::FailedPrecondition, "TENANT_NOT_EMPTY")
+    );
     member.exec(&session.name, "true").await?;
     let begun = operator.admin().delete_tenant(delete(true)).await?.into_inner();
     assert!(begun.tenant.is_some_and(|tenant| tenant.delete_time.is_some()));
@@ -157,7 +178,8 @@ async fn deleted_tenant_leaves_nothing_behind() -> Result<()> {
     assert_eq!(refusal(&gone).code, Code::NotFound);
 
     // The audit outlives tenants, until its own retention.
-    let deleted = "SELECT count(*) FROM audit WHERE kind = 'TENANT_DELETED' AND detail LIKE '%team%'";
+    let deleted =
+        "SELECT count(*) FROM audit WHERE kind = 'TENANT_DELETED' AND detail LIKE '%team%'";
     assert_eq!(cluster.database.number(deleted).await?, 1);
     cluster.database.execute("SET session_replication_role = replica; TRUNCATE audit").await?;
     let dump = cluster.database.dump().await?;
@@ -171,7 +193,8 @@ async fn deleted_tenant_leaves_nothing_behind() -> Result<()> {
 
     let create = CreateTenantRequest { tenant_id: "team".into(), quotas: None };
     operator.admin().create_tenant(create).await.context("the id is free again")?;
-    let cli = async |arguments: &[&str]| Process::finish(cluster.cli(&operator, arguments), b"").await;
+    let cli =
+        async |arguments: &[&str]| Process::finish(cluster.cli(&operator, arguments), b"").await;
     let done = cli(&["tenants", "suspend", "team", "--reason", "unpaid"]).await?;
     assert!(done.code == Some(0) && done.stdout.contains("unpaid"), "{done:?}");
     assert_eq!(cli(&["tenants", "resume", "team"]).await?.code, Some(0));

@@ -1,5 +1,6 @@
-//! `codelia` for an ordinary user: with a delegated cgroup limits are enforced, without one they are
-//! watched, and every command says the same about a mode. Also a worker on a new data directory.
+//! `codelia` for an ordinary user: with a delegated cgroup limits are enforced, without one they
+//! are watched, and every command says the same about a mode. Also a worker on a new data
+//! directory.
 
 use std::{
     fs,
@@ -15,7 +16,8 @@ use serde_json::{Value, json};
 /// Has an entry in the host's list of users, which Postgres needs.
 const USER: u32 = 65534;
 const STRICT: (&str, &str) = ("CODELIA_SANDBOX_LIMIT_ENFORCEMENT", "strict");
-const REMEDY: &str = "start codelia in a delegated cgroup (systemd-run --user --scope -p Delegate=yes)";
+const REMEDY: &str =
+    "start codelia in a delegated cgroup (systemd-run --user --scope -p Delegate=yes)";
 
 /// An environment for the user; `None` if the test does not run as root.
 fn for_user() -> Result<Option<Up>> {
@@ -45,15 +47,23 @@ async fn up_without_cgroups_isolates_and_watches_limits() -> Result<()> {
     let mut up = Terminal::start(&place.up_command(), 250, 50)?;
     let banner = up.shows("\nready ").await?;
     assert!(banner.contains("mode        native (default)\r\n"), "{banner}");
-    assert!(banner.contains("limits      watched, not enforced") && banner.contains(REMEDY), "{banner}");
+    assert!(
+        banner.contains("limits      watched, not enforced") && banner.contains(REMEDY),
+        "{banner}"
+    );
 
     shown(&place, &["doctor"], "limits watched").await?;
     let doctor = Process::finish(place.command(&["doctor", "--json"]), b"").await?.stdout;
-    assert!(doctor.contains(r#""usable":true,"watchesLimits":true"#) && doctor.contains(REMEDY), "{doctor}");
+    assert!(
+        doctor.contains(r#""usable":true,"watchesLimits":true"#) && doctor.contains(REMEDY),
+        "{doctor}"
+    );
     shown(&place, &["workers", "list"], "native~").await?;
     let key = place.data().join("client.toml").display().to_string();
     let script = format!("hostname; cat {key}");
-    let run = shown(&place, &["run", "--mode", "native", "--", "sh", "-c", &script], "No such file").await?;
+    let run =
+        shown(&place, &["run", "--mode", "native", "--", "sh", "-c", &script], "No such file")
+            .await?;
     assert!(run.contains("codelia\r\n") && !run.contains("api_key"), "{run}");
 
     let run = record(&place, &[], "true").await?;
@@ -63,15 +73,27 @@ async fn up_without_cgroups_isolates_and_watches_limits() -> Result<()> {
     let listed = Process::finish(place.command(&["ps", "--all", "--json"]), b"").await?;
     assert!(listed.stdout.contains(r#""watched":["limits.memory_bytes""#), "{listed:?}");
 
-    let hold = |mib: u32| format!("perl -e '$x = \"x\" x ({mib} << 20); sleep($x ? {mib} / 20 : 0)'");
-    assert_eq!(record(&place, &["--memory", "64m"], &hold(2000)).await?["outcome"], json!({ "oom": {} }));
-    assert_eq!(record(&place, &["--memory", "64m"], &hold(10)).await?["outcome"], json!({ "exited": 0 }));
-    let sleepers =
-        |count: u32, seconds: u32| format!("for i in $(seq {count}); do sleep 1000 & done; sleep {seconds}");
+    let hold =
+        |mib: u32| format!("perl -e '$x = \"x\" x ({mib} << 20); sleep($x ? {mib} / 20 : 0)'");
+    assert_eq!(
+        record(&place, &["--memory", "64m"], &hold(2000)).await?["outcome"],
+        json!({ "oom": {} })
+    );
+    assert_eq!(
+        record(&place, &["--memory", "64m"], &hold(10)).await?["outcome"],
+        json!({ "exited": 0 })
+    );
+    let sleepers = |count: u32, seconds: u32| {
+        format!("for i in $(seq {count}); do sleep 1000 & done; sleep {seconds}")
+    };
     let run = record(&place, &["--pids", "10"], &sleepers(15, 1000)).await?;
     assert_eq!(run["outcome"], json!({ "limit": { "resource": "pids" } }));
-    assert_eq!(record(&place, &["--pids", "10"], &sleepers(5, 0)).await?["outcome"], json!({ "exited": 0 }));
-    let refused = Process::finish(place.command(&["run", "--cpus", "0.5", "--", "true"]), b"").await?;
+    assert_eq!(
+        record(&place, &["--pids", "10"], &sleepers(5, 0)).await?["outcome"],
+        json!({ "exited": 0 })
+    );
+    let refused =
+        Process::finish(place.command(&["run", "--cpus", "0.5", "--", "true"]), b"").await?;
     assert!(
         refused.stderr.contains("limits.cpu_millicores") && refused.stderr.contains(REMEDY),
         "{refused:?}"
@@ -94,11 +116,14 @@ async fn volume_of_an_ordinary_user_outlives_sessions() -> Result<()> {
         codelia(&["run", "--volume", mount, "--", "sh", "-c", script]).await
     };
     let written =
-        run("cache:/cache:rw", "mkdir /cache/d && echo 1 > /cache/d/f && chmod 500 /cache/d").await?;
+        run("cache:/cache:rw", "mkdir /cache/d && echo 1 > /cache/d/f && chmod 500 /cache/d")
+            .await?;
     assert_eq!(written.code, Some(0), "{written:?}");
-    let copied = run("cache:/cache", "chmod 700 /cache/d && echo 2 > /cache/d/f && cat /cache/d/f").await?;
+    let copied =
+        run("cache:/cache", "chmod 700 /cache/d && echo 2 > /cache/d/f && cat /cache/d/f").await?;
     assert_eq!(copied.stdout, "2\n", "{copied:?}");
-    let read = run("cache:/cache:ro", "cat /cache/d/f; stat -c %u /cache/d; ! touch /cache/new").await?;
+    let read =
+        run("cache:/cache:ro", "cat /cache/d/f; stat -c %u /cache/d; ! touch /cache/new").await?;
     assert_eq!((read.code, read.stdout.as_str()), (Some(0), "1\n1000\n"), "{read:?}");
     up.terminate().await?;
     place.leak_guard().expect_no_processes().await;
@@ -189,7 +214,8 @@ async fn up_never_chooses_logical_by_itself() -> Result<()> {
     Ok(())
 }
 
-/// A cgroup in each v1 hierarchy that belongs to the user, and a `systemd-run` that creates scopes in it.
+/// A cgroup in each v1 hierarchy that belongs to the user, and a `systemd-run` that creates scopes
+/// in it.
 struct UserManager {
     groups: Vec<PathBuf>,
     programs: PathBuf,
@@ -208,7 +234,12 @@ impl UserManager {
             chown(group, Some(USER), Some(USER))?;
         }
         fs::create_dir(&manager.programs)?;
-        let dirs = manager.groups.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(" ");
+        let dirs = manager
+            .groups
+            .iter()
+            .map(|dir| dir.display().to_string())
+            .collect::<Vec<_>>()
+            .join(" ");
         let script = format!(
             "#!/bin/sh\n[ \"$1 $2 $5 $6 $7\" = '--user --scope --property Delegate=yes --unit' ] || exit 1\n\
              for dir in {dirs}; do mkdir $dir/$8.scope && echo $$ >$dir/$8.scope/cgroup.procs || exit 1; done\n\
@@ -231,7 +262,8 @@ impl UserManager {
 impl Drop for UserManager {
     fn drop(&mut self) {
         for group in &self.groups {
-            let scopes = fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
+            let scopes =
+                fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
             for dir in scopes.filter(|path| path.is_dir()).chain([group.clone()]) {
                 if let Err(error) = fs::remove_dir(&dir) {
                     println!("cannot remove {}: {error}", dir.display());
@@ -245,8 +277,8 @@ impl Drop for UserManager {
 #[tokio::test]
 async fn up_enters_scope_of_systemd_and_enforces_limits() -> Result<()> {
     let Some(place) = for_user()? else { return Ok(()) };
-    let missing =
-        (!Path::new("/sys/fs/cgroup/memory").exists()).then_some("this host does not use cgroup v1");
+    let missing = (!Path::new("/sys/fs/cgroup/memory").exists())
+        .then_some("this host does not use cgroup v1");
     if !available("cgroup1", missing) {
         return Ok(());
     }
@@ -255,7 +287,10 @@ async fn up_enters_scope_of_systemd_and_enforces_limits() -> Result<()> {
     manager.offer(&mut command)?;
     let mut up = Terminal::start(&command, 250, 50)?;
     let banner = up.shows("\nready ").await?;
-    assert!(banner.contains("mode        native (default)\r\n") && !banner.contains("watched"), "{banner}");
+    assert!(
+        banner.contains("mode        native (default)\r\n") && !banner.contains("watched"),
+        "{banner}"
+    );
     let mut doctor = place.command(&["doctor", "--json"]);
     manager.offer(&mut doctor)?;
     let doctor = Process::finish(doctor, b"").await?.stdout;
@@ -265,7 +300,8 @@ async fn up_enters_scope_of_systemd_and_enforces_limits() -> Result<()> {
         (&run["outcome"], &run["watched"], &run["unenforced"]),
         (&json!({ "oom": {} }), &Value::Null, &Value::Null)
     );
-    let peak = run["usage"]["peakMemoryBytes"].as_str().context("peakMemoryBytes")?.parse::<u64>()?;
+    let peak =
+        run["usage"]["peakMemoryBytes"].as_str().context("peakMemoryBytes")?.parse::<u64>()?;
     assert!(peak < 65 << 20, "{run}");
     up.type_text("\x03")?;
     assert!(up.exited().await?.success(), "{}", up.shown());
@@ -296,7 +332,8 @@ async fn worker_on_new_directory_serves_its_mode() -> Result<()> {
     let mut second = Process::start("second", started, place.directory())?;
     second.ready().await?;
     assert_eq!(fs::metadata(&data)?.permissions().mode() & 0o777, 0o711);
-    let done = Process::finish(place.command(&["run", "--mode", "bwrap", "--", "hostname"]), b"").await?;
+    let done =
+        Process::finish(place.command(&["run", "--mode", "bwrap", "--", "hostname"]), b"").await?;
     assert_eq!(done.stdout, "codelia\n", "{done:?}");
     second.terminate().await?;
 
@@ -306,7 +343,10 @@ async fn worker_on_new_directory_serves_its_mode() -> Result<()> {
     let stopped = Process::finish(worker(&place, &closed.join("data")), b"").await?;
     assert!(stopped.code.is_some_and(|code| code != 0), "{stopped:?}");
     assert!(stopped.stderr.contains("sandbox.mode: bwrap is not usable"), "{stopped:?}");
-    assert!(stopped.stderr.contains("chmod o+x") && stopped.stderr.contains("closed"), "{stopped:?}");
+    assert!(
+        stopped.stderr.contains("chmod o+x") && stopped.stderr.contains("closed"),
+        "{stopped:?}"
+    );
     up.terminate().await?;
     Ok(())
 }

@@ -9,17 +9,19 @@ use codelia_proto::v1::{
 };
 use codelia_store::LocalPostgres;
 use codelia_tests::{
-    Client, Cluster, ClusterOptions, Database, Proxy, ProxyMode, Scratch, WORKER_LEASE_SECONDS, eventually,
-    refusal, shell,
+    Client, Cluster, ClusterOptions, Database, Proxy, ProxyMode, Scratch, WORKER_LEASE_SECONDS,
+    eventually, refusal, shell,
 };
 use rustix::process::Signal;
 use tonic::Code;
 
 use crate::service::{free_address, http_get};
 
-/// An installation, a proxy in front of its database, and the URL that leads through the proxy. The server
-/// and its directory come last.
-async fn with_proxy(shape: ClusterOptions) -> Result<(Cluster, Proxy, String, LocalPostgres, Scratch)> {
+/// An installation, a proxy in front of its database, and the URL that leads through the proxy. The
+/// server and its directory come last.
+async fn with_proxy(
+    shape: ClusterOptions,
+) -> Result<(Cluster, Proxy, String, LocalPostgres, Scratch)> {
     let scratch = Scratch::new()?;
     let server = LocalPostgres::start(&scratch.join("postgres")).await?;
     let cluster = Cluster::start_on(Database::on(&server).await?, shape).await?;
@@ -91,7 +93,8 @@ async fn api_exits_while_database_does_not_answer() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     proxy.set(ProxyMode::Stalled);
-    let unanswered = tokio::time::timeout(Duration::from_secs(1), client.get_session(&session.name)).await;
+    let unanswered =
+        tokio::time::timeout(Duration::from_secs(1), client.get_session(&session.name)).await;
     assert!(unanswered.is_err(), "the control: {unanswered:?}");
     let api = &mut cluster.apis[0].process;
     assert!(api.terminate().await?.success());
@@ -173,7 +176,11 @@ async fn result_refused_by_database_ends_as_lost() -> Result<()> {
     let run = client.start(shell(&session.name, "exit 7")).await?;
     let seen = client.watch_to_end(&run.name, 0).await?;
     assert_eq!(seen.outcome(), Kind::Lost(Lost { reason: "result_rejected".into() }));
-    assert_eq!(client.exec(&session.name, "exit 6").await?.outcome(), Exited(6), "the worker still works");
+    assert_eq!(
+        client.exec(&session.name, "exit 6").await?.outcome(),
+        Exited(6),
+        "the worker still works"
+    );
     cluster.end().await
 }
 
@@ -197,7 +204,8 @@ async fn database_outage_returns_unavailable_with_retry_delay() -> Result<()> {
 
 #[tokio::test]
 async fn worker_paused_past_lease_commits_nothing() -> Result<()> {
-    let shape = ClusterOptions { workers: 2, shared_root: true, slots: 2, ..ClusterOptions::default() };
+    let shape =
+        ClusterOptions { workers: 2, shared_root: true, slots: 2, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_with(shape).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -230,7 +238,8 @@ async fn worker_paused_past_lease_commits_nothing() -> Result<()> {
     assert_eq!(found.output_bytes, 0, "no output was stored");
     let session = client.get_session(&session.name).await?;
     assert_ne!(session.worker_id, paused);
-    let workers = operator.admin().list_workers(ListWorkersRequest::default()).await?.into_inner().workers;
+    let workers =
+        operator.admin().list_workers(ListWorkersRequest::default()).await?.into_inner().workers;
     let found = workers.iter().find(|worker| worker.worker_id == paused).context("the worker")?;
     assert_eq!(found.state(), WorkerState::Ready, "it serves again after {WORKER_LEASE_SECONDS} s");
     client.close(&session.name).await?;
@@ -244,19 +253,24 @@ async fn worker_paused_past_lease_commits_nothing() -> Result<()> {
 /// Counts the lines that commands have written to `beats`.
 fn beats(cluster: &Cluster) -> usize {
     let directories = cluster.session_directories().unwrap_or_default();
-    let texts = directories.iter().filter_map(|dir| std::fs::read_to_string(dir.join("beats")).ok());
+    let texts =
+        directories.iter().filter_map(|dir| std::fs::read_to_string(dir.join("beats")).ok());
     texts.map(|text| text.lines().count()).sum()
 }
 
 #[tokio::test]
 async fn commands_of_paused_worker_die_before_session_moves() -> Result<()> {
-    let shape = ClusterOptions { workers: 2, shared_root: true, slots: 2, ..ClusterOptions::default() };
+    let shape =
+        ClusterOptions { workers: 2, shared_root: true, slots: 2, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_with(shape).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    let run = client.start(shell(&session.name, "while :; do echo >> beats; sleep 0.05; done")).await?;
-    eventually("the control: the command keeps writing", || async { (beats(&cluster) > 20).then_some(()) })
-        .await;
+    let run =
+        client.start(shell(&session.name, "while :; do echo >> beats; sleep 0.05; done")).await?;
+    eventually("the control: the command keeps writing", || async {
+        (beats(&cluster) > 20).then_some(())
+    })
+    .await;
     let paused = client.get_run(&run.name).await?.worker_id;
     cluster.worker(&paused).process.signal(Signal::STOP)?;
     let next = eventually("the session runs elsewhere", || async {
@@ -282,7 +296,8 @@ async fn database_outage_makes_worker_unready_but_live() -> Result<()> {
     let shape = ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() };
     let (mut cluster, proxy, url, server, scratch) = with_proxy(shape).await?;
     let probes = free_address().await?;
-    let settings = [("CODELIA_DATABASE_URL", url.as_str()), ("CODELIA_METRICS_LISTEN", probes.as_str())];
+    let settings =
+        [("CODELIA_DATABASE_URL", url.as_str()), ("CODELIA_METRICS_LISTEN", probes.as_str())];
     cluster.add_worker_with(&settings).await?;
     let status = async |path: &str| http_get(&probes, path).await.map(|(status, _)| status);
     assert_eq!((status("/startupz").await?, status("/readyz").await?), (200, 200));
@@ -308,11 +323,13 @@ async fn database_outage_makes_worker_unready_but_live() -> Result<()> {
 
 #[tokio::test]
 async fn run_lost_at_takeover_is_counted() -> Result<()> {
-    let mut cluster = Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
+    let mut cluster =
+        Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
     let metrics = free_address().await?;
     cluster.add_worker_with(&[("CODELIA_METRICS_LISTEN", &metrics)]).await?;
     // Nobody sweeps: only the next holder of the session can end the run.
-    let stranger = "UPDATE upkeep_owner SET holder = gen_random_uuid(), until = now() + interval '1 hour'";
+    let stranger =
+        "UPDATE upkeep_owner SET holder = gen_random_uuid(), until = now() + interval '1 hour'";
     cluster.database.execute(stranger).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
@@ -321,7 +338,8 @@ async fn run_lost_at_takeover_is_counted() -> Result<()> {
     cluster.workers[0].process.signal(Signal::KILL)?;
     cluster.workers[0].process.exited().await?;
     cluster.restart_worker(0).await?;
-    let counted = |count: u32| format!("codelia_runs_lost_total{{reason=\"worker_lost\"}} {count}\n");
+    let counted =
+        |count: u32| format!("codelia_runs_lost_total{{reason=\"worker_lost\"}} {count}\n");
     assert!(http_get(&metrics, "/metrics").await?.1.contains(&counted(0)), "the control");
     client.exec(&session.name, "true").await?;
     let lost = client.watch_to_end(&run.name, 0).await?;

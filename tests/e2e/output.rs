@@ -104,7 +104,10 @@ async fn endless_output_is_truncated_and_memory_stays_flat() -> Result<()> {
     let grown = proc_number(worker, "status", "VmRSS:")?.saturating_sub(memory_before);
     assert!(grown < 24 * 1024, "the worker grew by {grown} kB");
 
-    client.runs().cancel_run(CancelRunRequest { name: run.name.clone(), ..Default::default() }).await?;
+    client
+        .runs()
+        .cancel_run(CancelRunRequest { name: run.name.clone(), ..Default::default() })
+        .await?;
     client.watch_to_end(&run.name, 0).await?;
     let seen = client.watch_to_end(&run.name, 0).await?;
     assert_eq!(seen.outcome(), Canceled(codelia_proto::v1::Canceled::default()));
@@ -137,7 +140,10 @@ async fn stalled_watcher_delays_no_other() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let run = client
-        .start(shell(&session.name, &format!("until [ -e go ]; do sleep 0.02; done; {TEN_MEGABYTES}")))
+        .start(shell(
+            &session.name,
+            &format!("until [ -e go ]; do sleep 0.02; done; {TEN_MEGABYTES}"),
+        ))
         .await?;
 
     // Separate connections, so that only flow control can block them.
@@ -156,7 +162,8 @@ async fn stalled_watcher_delays_no_other() -> Result<()> {
 
     // A watcher that reads again gets everything.
     let mut late = codelia_tests::Transcript::from_position(0);
-    while let Some(response) = within("the late watcher's next event", stalled[0].message()).await? {
+    while let Some(response) = within("the late watcher's next event", stalled[0].message()).await?
+    {
         late.push(response.event.unwrap_or_default());
     }
     assert_eq!(sha256(&late.stdout), sha256(&seen.stdout));

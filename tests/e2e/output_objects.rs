@@ -9,7 +9,8 @@ use codelia_proto::v1::{
 };
 use codelia_store::{LocalPostgres, OutputLocation, OutputOptions, Retention};
 use codelia_tests::{
-    Cluster, ClusterOptions, Database, Process, Proxy, ProxyMode, Scratch, eventually, refusal, shell,
+    Cluster, ClusterOptions, Database, Process, Proxy, ProxyMode, Scratch, eventually, refusal,
+    shell,
 };
 use codelia_types::ByteSize;
 use rustix::process::Signal;
@@ -37,15 +38,20 @@ fn objects(scratch: &Scratch) -> Result<usize> {
 #[tokio::test]
 async fn large_output_is_kept_outside_the_database() -> Result<()> {
     let scratch = Scratch::new()?;
-    let settings = vec![(STORE, store(&scratch, "output")), ("CODELIA_OUTPUT_INLINE", "16 KiB".to_owned())];
-    let mut cluster = Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
+    let settings =
+        vec![(STORE, store(&scratch, "output")), ("CODELIA_OUTPUT_INLINE", "16 KiB".to_owned())];
+    let mut cluster =
+        Cluster::start_with(ClusterOptions { settings, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
 
     // Large output is in objects, small output in rows.
     let run = client.start(shell(&session.name, SCRIPT)).await?;
     let live = client.watch_to_end(&run.name, 0).await?;
-    assert_eq!((live.outcome(), live.stdout.len(), live.stderr.len()), (Exited(0), 200_000, 100_000));
+    assert_eq!(
+        (live.outcome(), live.stdout.len(), live.stderr.len()),
+        (Exited(0), 200_000, 100_000)
+    );
     let in_rows = "SELECT coalesce(sum(octet_length(data)), 0)::bigint FROM run_output";
     assert!(cluster.database.number(in_rows).await? < 50_000);
     let small = client.exec(&session.name, "echo small").await?;
@@ -54,16 +60,18 @@ async fn large_output_is_kept_outside_the_database() -> Result<()> {
     // A watch, the CLI and a watch from the middle read the same bytes.
     let again = client.watch_to_end(&run.name, 0).await?;
     assert!(again.stdout == live.stdout && again.stderr == live.stderr);
-    let logs = tokio::process::Command::from(cluster.cli(&client, &["logs", &run.name])).output().await?;
+    let logs =
+        tokio::process::Command::from(cluster.cli(&client, &["logs", &run.name])).output().await?;
     assert!(logs.stdout == live.stdout && logs.stderr == live.stderr);
     let rest = client.watch_to_end(&run.name, 123_456).await?;
     assert!(live.stdout.ends_with(&rest.stdout) && live.stderr.ends_with(&rest.stderr));
     assert_eq!(rest.stdout.len() + rest.stderr.len(), 300_000 - 123_456);
 
     // A process with another store does not start.
-    for (other, remedy) in
-        [(store(&scratch, "other"), "need the same one"), ("postgres".to_owned(), "set output.store")]
-    {
+    for (other, remedy) in [
+        (store(&scratch, "other"), "need the same one"),
+        ("postgres".to_owned(), "set output.store"),
+    ] {
         let mut command = cluster.command("api", "other")?;
         command.env(STORE, &other).env("CODELIA_API_LISTEN", "127.0.0.1:0");
         let refused = Process::finish(command, b"").await?;
@@ -76,7 +84,8 @@ async fn large_output_is_kept_outside_the_database() -> Result<()> {
     fs::write(&day, b"")?;
     let stuck = client.start(shell(&session.name, SCRIPT)).await?;
     let worker = &cluster.workers[0].process;
-    eventually("a failed write", || async { worker.read_log().contains("retrying").then_some(()) }).await;
+    eventually("a failed write", || async { worker.read_log().contains("retrying").then_some(()) })
+        .await;
     assert!(client.get_run(&stuck.name).await?.outcome.is_none());
     fs::remove_file(&day)?;
     fs::rename(scratch.join("away"), &day)?;
@@ -105,8 +114,8 @@ fn year_later(database: &str) -> String {
     )
 }
 
-/// `kill -9` of a worker between the object that it writes and the row that names it: the worker does
-/// not reach the database from before the output to its end.
+/// `kill -9` of a worker between the object that it writes and the row that names it: the worker
+/// does not reach the database from before the output to its end.
 #[tokio::test]
 async fn object_of_killed_worker_is_not_read_and_is_removed() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -128,7 +137,8 @@ async fn object_of_killed_worker_is_not_read_and_is_removed() -> Result<()> {
     let before = cluster.database.number(IN_OBJECTS).await?;
     assert!(before > 0 && objects(&scratch)? == usize::try_from(before)?);
 
-    let script = format!("touch begun; until [ -e go ]; do sleep 0.02; done; {SCRIPT}; exec sleep 1000");
+    let script =
+        format!("touch begun; until [ -e go ]; do sleep 0.02; done; {SCRIPT}; exec sleep 1000");
     let run = client.start(shell(&session.name, &script)).await?;
     let directories = cluster.session_directories()?;
     eventually("the command has started", || async {
@@ -161,8 +171,11 @@ async fn object_of_killed_worker_is_not_read_and_is_removed() -> Result<()> {
     cluster.stop_processes().await?;
     let sweep = async || -> Result<usize> {
         let location = OutputLocation::Directory(scratch.join("output"));
-        let output =
-            OutputOptions { store: Some(location), inline: ByteSize::kib(16), ..OutputOptions::default() };
+        let output = OutputOptions {
+            store: Some(location),
+            inline: ByteSize::kib(16),
+            ..OutputOptions::default()
+        };
         let later = cluster.database.store().await?.with_output(&output).await?;
         while later.output_objects_purge_any_tenant(&Retention::default()).await? {}
         later.close().await;

@@ -31,12 +31,14 @@ async fn policy_check_accepts_every_format_names_bad_field() -> Result<()> {
     ] {
         let path = file(&cluster, name, text)?;
         let done =
-            codelia(&cluster, &client, &["policy", "check", "--mode", "bwrap", "--json", &path]).await?;
+            codelia(&cluster, &client, &["policy", "check", "--mode", "bwrap", "--json", &path])
+                .await?;
         assert_eq!(done.code, Some(0), "{done:?}");
         let checked: Value = serde_json::from_str(&done.stdout)?;
         assert_eq!(checked["process"]["allowFork"], false, "{checked}");
         // Mode `logical` cannot enforce it and refuses it by field.
-        let done = codelia(&cluster, &client, &["policy", "check", "--mode", "logical", &path]).await?;
+        let done =
+            codelia(&cluster, &client, &["policy", "check", "--mode", "logical", &path]).await?;
         assert_eq!(done.code, Some(1), "{done:?}");
         assert!(done.stderr.contains("policy.process.allow_fork"), "{done:?}");
     }
@@ -48,7 +50,8 @@ async fn policy_check_accepts_every_format_names_bad_field() -> Result<()> {
         ("isolation_level: LEVEL_0", "policy.isolation_level"),
     ] {
         let path = file(&cluster, "bad.yaml", text)?;
-        let done = codelia(&cluster, &client, &["policy", "check", "--mode", "bwrap", &path]).await?;
+        let done =
+            codelia(&cluster, &client, &["policy", "check", "--mode", "bwrap", &path]).await?;
         assert_eq!(done.code, Some(1), "{text}: {done:?}");
         assert!(done.stderr.contains(field), "{text}: {done:?}");
     }
@@ -63,10 +66,12 @@ async fn policy_check_accepts_every_format_names_bad_field() -> Result<()> {
 async fn oversized_policy_is_refused_everywhere() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let paths = |count: usize| (0..count).map(|number| format!("/opt/{number:04}")).collect::<Vec<_>>();
+    let paths =
+        |count: usize| (0..count).map(|number| format!("/opt/{number:04}")).collect::<Vec<_>>();
     let document = |count| format!("filesystem: {{denied_paths: [{}]}}", paths(count).join(", "));
     let largest = file(&cluster, "largest.yaml", &document(MAX_PATHS))?;
-    let done = codelia(&cluster, &client, &["policy", "check", "--mode", "bwrap", &largest]).await?;
+    let done =
+        codelia(&cluster, &client, &["policy", "check", "--mode", "bwrap", &largest]).await?;
     assert_eq!(done.code, Some(0), "the control: the largest policy is valid: {done:?}");
     let many = file(&cluster, "many.yaml", &document(MAX_PATHS + 1))?;
     let long = file(&cluster, "long.yaml", &format!("# {}", "a".repeat(MAX_BYTES)))?;
@@ -74,11 +79,13 @@ async fn oversized_policy_is_refused_everywhere() -> Result<()> {
         (&many, ["policy.filesystem.denied_paths", "maximum is 500", "name directories"]),
         (&long, ["long.yaml", "maximum is 262144", "name directories"]),
     ] {
-        let done = codelia(&cluster, &client, &["policy", "check", "--mode", "bwrap", path]).await?;
+        let done =
+            codelia(&cluster, &client, &["policy", "check", "--mode", "bwrap", path]).await?;
         assert_eq!(done.code, Some(1), "{done:?}");
         assert!(texts.iter().all(|text| done.stderr.contains(text)), "{texts:?}: {done:?}");
     }
-    let filesystem = v1::FilesystemPolicy { denied_paths: paths(MAX_PATHS + 1), ..Default::default() };
+    let filesystem =
+        v1::FilesystemPolicy { denied_paths: paths(MAX_PATHS + 1), ..Default::default() };
     let policy = Some(v1::Policy { filesystem: Some(filesystem), ..Default::default() });
     let session = client.session().await?;
     let check = v1::CheckPolicyRequest { policy: policy.clone(), mode: 0 };
@@ -103,12 +110,15 @@ async fn explain_names_the_source_of_each_value() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let session = file(&cluster, "session.yaml", "resources: {max_memory_bytes: 100000000}")?;
     let created =
-        codelia(&cluster, &client, &["session", "create", "--alias", "work", "--policy", &session]).await?;
+        codelia(&cluster, &client, &["session", "create", "--alias", "work", "--policy", &session])
+            .await?;
     assert_eq!(created.code, Some(0), "{created:?}");
-    let run = file(&cluster, "run.yaml", "resources: {max_memory_bytes: 200000000, max_open_files: 10}")?;
+    let run =
+        file(&cluster, "run.yaml", "resources: {max_memory_bytes: 200000000, max_open_files: 10}")?;
     let explain = ["policy", "explain", "--session", "work", "--policy", &run, "--json"];
     let done = codelia(&cluster, &client, &explain).await?;
-    let explained: Value = serde_json::from_str(&done.stdout).with_context(|| format!("{done:?}"))?;
+    let explained: Value =
+        serde_json::from_str(&done.stdout).with_context(|| format!("{done:?}"))?;
     assert_eq!(explained["limits"]["memoryBytes"], "100000000", "{explained}");
     assert_eq!(explained["limits"]["openFiles"], "10", "{explained}");
     let decided = |name: &str| {
@@ -125,20 +135,29 @@ async fn explain_names_the_source_of_each_value() -> Result<()> {
 async fn command_pattern_refusal_is_not_recorded() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let policy =
-        file(&cluster, "make.yaml", "command: {allowed_patterns: ['^echo '], blocked_patterns: [no]}")?;
+    let policy = file(
+        &cluster,
+        "make.yaml",
+        "command: {allowed_patterns: ['^echo '], blocked_patterns: [no]}",
+    )?;
     let session = ["session", "create", "--alias", "work", "--policy", &policy];
     assert_eq!(codelia(&cluster, &client, &session).await?.code, Some(0));
     let done = codelia(&cluster, &client, &["run", "-s", "work", "--", "echo", "yes"]).await?;
     assert_eq!((done.stdout.as_str(), done.code), ("yes\n", Some(0)));
-    for arguments in [["run", "-s", "work", "--", "echo", "no"], ["run", "-s", "work", "--", "ls", "x"]] {
+    for arguments in
+        [["run", "-s", "work", "--", "echo", "no"], ["run", "-s", "work", "--", "ls", "x"]]
+    {
         let done = codelia(&cluster, &client, &arguments).await?;
         assert_eq!(done.code, Some(125), "{done:?}");
         assert!(done.stderr.contains("policy.command."), "{done:?}");
     }
     let listed = codelia(&cluster, &client, &["ps", "--all", "--json"]).await?;
     let listed: Value = serde_json::from_str(&listed.stdout)?;
-    assert_eq!(listed.as_array().map(Vec::len), Some(1), "only the allowed run is recorded: {listed}");
+    assert_eq!(
+        listed.as_array().map(Vec::len),
+        Some(1),
+        "only the allowed run is recorded: {listed}"
+    );
     cluster.end().await
 }
 
@@ -150,13 +169,14 @@ async fn policy_is_enforced_in_mode_bwrap() -> Result<()> {
     let shown = codelia(&cluster, &client, &shown).await?;
     assert_eq!(shown.code, Some(0), "{shown:?}");
     assert!(!shown.stdout.is_empty());
-    let policy =
-        "isolation_level: LEVEL_2\nfilesystem: {denied_paths: [/usr/share]}\nprocess: {allow_fork: false}";
+    let policy = "isolation_level: LEVEL_2\nfilesystem: {denied_paths: [/usr/share]}\nprocess: {allow_fork: false}";
     let policy = file(&cluster, "strict.yaml", policy)?;
-    let hidden = codelia(&cluster, &client, &["run", "--policy", &policy, "--", "ls", "/usr/share"]).await?;
+    let hidden =
+        codelia(&cluster, &client, &["run", "--policy", &policy, "--", "ls", "/usr/share"]).await?;
     assert_eq!(hidden.stdout, "", "{hidden:?}");
     let script = "(echo forked); echo after";
-    let forks = codelia(&cluster, &client, &["run", "--policy", &policy, "--", "sh", "-c", script]).await?;
+    let forks =
+        codelia(&cluster, &client, &["run", "--policy", &policy, "--", "sh", "-c", script]).await?;
     assert!(!forks.stdout.contains("forked"), "{forks:?}");
     let host = codelia(&cluster, &client, &["run", "--network", "host", "--", "true"]).await?;
     assert_eq!(host.code, Some(125), "{host:?}");

@@ -53,8 +53,10 @@ impl Neighbour {
         let session = client.session().await?;
         let script = "echo begun; touch begun; until [ -e go ]; do sleep 0.05; done; echo done";
         let run = client.start(shell(&session.name, script)).await?;
-        eventually("the neighbour's run begins", || async { client.get(&session.name, "begun").await.ok() })
-            .await;
+        eventually("the neighbour's run begins", || async {
+            client.get(&session.name, "begun").await.ok()
+        })
+        .await;
         Ok(Self { client, run: run.name, session: session.name })
     }
 
@@ -94,12 +96,17 @@ fn largest_paths() -> Policy {
 
 /// As many patterns and names as a policy may have. Mode `logical` can enforce it.
 fn largest_lists() -> Policy {
-    let texts = |name: &str, count: usize| (0..count).map(|n| format!("{name}{n:04}")).collect::<Vec<_>>();
-    let blocked_patterns = (0..MAX_PATTERNS).map(|n| format!("^blocked{n} [a-z]{{1,50}}$")).collect();
+    let texts =
+        |name: &str, count: usize| (0..count).map(|n| format!("{name}{n:04}")).collect::<Vec<_>>();
+    let blocked_patterns =
+        (0..MAX_PATTERNS).map(|n| format!("^blocked{n} [a-z]{{1,50}}$")).collect();
     let names = TextList { values: texts("VARIABLE_", 1000) };
     Policy {
         command: Some(CommandPolicy { blocked_patterns, ..CommandPolicy::default() }),
-        environment: Some(EnvironmentPolicy { mode: EnvironmentMode::Explicit.into(), names: Some(names) }),
+        environment: Some(EnvironmentPolicy {
+            mode: EnvironmentMode::Explicit.into(),
+            names: Some(names),
+        }),
         ..Policy::default()
     }
 }
@@ -118,11 +125,15 @@ async fn hostile_policies_cost_no_lease() -> Result<()> {
     let before = incarnation(&cluster).await?;
     let oversized = in_three_lists(333, &"/a".repeat(1950));
     ensure!(oversized.encoded_len() > 3 << 20, "the message is large");
-    let refused = join_all((0..3).map(|_| check(&hostile, oversized.clone(), SandboxMode::Bwrap))).await;
+    let refused =
+        join_all((0..3).map(|_| check(&hostile, oversized.clone(), SandboxMode::Bwrap))).await;
     assert!(refused.iter().all(Result::is_err), "{refused:?}");
     let checks = (0..3).map(|_| check(&hostile, largest_paths(), SandboxMode::Bwrap));
     let checked = join_all(checks).await;
-    assert!(checked.iter().all(Result::is_ok), "the control: the largest policy is valid: {checked:?}");
+    assert!(
+        checked.iter().all(Result::is_ok),
+        "the control: the largest policy is valid: {checked:?}"
+    );
     // The installation opens none of these paths, which is found after they were compared.
     let conflicting = in_three_lists(MAX_PATHS / 3, &"/directory".repeat(46));
     let refused = join_all((0..3).map(|_| {
@@ -187,8 +198,13 @@ async fn largest_denied_paths_cost_no_lease_in_bwrap() -> Result<()> {
     let before = incarnation(&cluster).await?;
     let mut denied = Vec::new();
     runtime_directories(Path::new("/usr/share"), &mut denied)?;
-    ensure!(denied.len() == MAX_PATHS, "the host has {} directories below /usr/share", denied.len());
-    let request = CreateSessionRequest { policy: Some(denying(denied.clone())), ..Default::default() };
+    ensure!(
+        denied.len() == MAX_PATHS,
+        "the host has {} directories below /usr/share",
+        denied.len()
+    );
+    let request =
+        CreateSessionRequest { policy: Some(denying(denied.clone())), ..Default::default() };
     let session = hostile.create(request).await?;
     let list = ["ls", "-A", denied[0].as_str()];
     let runs = join_all((0..3).map(|_| hostile.start(command(&session.name, &list)))).await;

@@ -6,7 +6,9 @@ use codelia_proto::v1::{
     outcome::Kind::{self, Exited},
 };
 use codelia_store::{AuditFilter, Error, LocalPostgres, Pooler};
-use codelia_tests::{Cluster, ClusterOptions, Database, Exec, PgBouncer, Scratch, eventually, shell};
+use codelia_tests::{
+    Cluster, ClusterOptions, Database, Exec, PgBouncer, Scratch, eventually, shell,
+};
 use futures::future::try_join_all;
 use rustix::process::Signal;
 
@@ -17,11 +19,13 @@ async fn runs_cancels_lists_and_takeover_through_pgbouncer() -> Result<()> {
     }
     let scratch = Scratch::new()?;
     let server = LocalPostgres::start_throwaway(&scratch.join("postgres")).await?;
-    let none = ClusterOptions { apis: 0, workers: 0, shared_root: true, slots: 2, ..Default::default() };
+    let none =
+        ClusterOptions { apis: 0, workers: 0, shared_root: true, slots: 2, ..Default::default() };
     let mut cluster = Cluster::start_on(Database::on(&server).await?, none).await?;
     let bouncer = PgBouncer::start(&scratch.join("postgres"), &scratch.join("bouncer"))?;
     let url = bouncer.url(cluster.database.name());
-    let settings = [("CODELIA_DATABASE_URL", url.as_str()), ("CODELIA_DATABASE_POOLER", "transaction")];
+    let settings =
+        [("CODELIA_DATABASE_URL", url.as_str()), ("CODELIA_DATABASE_POOLER", "transaction")];
     for _ in 0..2 {
         cluster.add_worker_with(&settings).await?;
         cluster.add_api_with(&settings).await?;
@@ -34,7 +38,10 @@ async fn runs_cancels_lists_and_takeover_through_pgbouncer() -> Result<()> {
         async move {
             let session = client.session().await?;
             let seen = client.exec(&session.name, &format!("echo {number}; exit {number}")).await?;
-            assert_eq!((seen.stdout_text(), seen.outcome()), (format!("{number}\n"), Exited(number)));
+            assert_eq!(
+                (seen.stdout_text(), seen.outcome()),
+                (format!("{number}\n"), Exited(number))
+            );
             anyhow::Ok(session)
         }
     });
@@ -45,7 +52,8 @@ async fn runs_cancels_lists_and_takeover_through_pgbouncer() -> Result<()> {
         .await?
         .into_inner();
     assert_eq!(listed.runs.len(), 12);
-    let listed = client.sessions().list_sessions(ListSessionsRequest::default()).await?.into_inner();
+    let listed =
+        client.sessions().list_sessions(ListSessionsRequest::default()).await?.into_inner();
     assert_eq!(listed.sessions.len(), 12);
 
     let session = &sessions[0].name;
@@ -88,7 +96,10 @@ async fn pooler_keeps_timeouts_and_refuses_migrations() -> Result<()> {
         bouncer.store(database.name(), Pooler::Transaction).await.ok()
     })
     .await;
-    assert!(bouncer.store(database.name(), Pooler::None).await.is_err(), "the control: it keeps no state");
+    assert!(
+        bouncer.store(database.name(), Pooler::None).await.is_err(),
+        "the control: it keeps no state"
+    );
     assert!(matches!(store.migrate().await, Err(Error::MigrateThroughPooler)));
     let direct = database.store().await?;
     direct.migrate().await?;

@@ -18,7 +18,8 @@ const USER: u32 = 65534;
 /// Whether a process of the user can read the environment and the memory of another one.
 fn is_readable(pid: u32) -> Result<bool> {
     let id = USER.to_string();
-    let script = format!("cat /proc/{pid}/environ && cat /proc/{pid}/maps && head -c 0 /proc/{pid}/mem");
+    let script =
+        format!("cat /proc/{pid}/environ && cat /proc/{pid}/maps && head -c 0 /proc/{pid}/mem");
     let mut read = Command::new("setpriv");
     read.args(["--reuid", &id, "--regid", &id, "--clear-groups", "sh", "-c", &script]);
     Ok(read.output()?.status.success())
@@ -67,7 +68,12 @@ async fn service_is_not_readable_by_its_user() -> Result<()> {
 }
 
 /// Runs a script in a new session, closes it, and returns the user that the session had.
-async fn user_of_session(cluster: &Cluster, client: &Client, flags: &[&str], script: &str) -> Result<u32> {
+async fn user_of_session(
+    cluster: &Cluster,
+    client: &Client,
+    flags: &[&str],
+    script: &str,
+) -> Result<u32> {
     let codelia = async |arguments: &[&str]| -> Result<()> {
         let done = Process::finish(cluster.cli(client, arguments), b"").await?;
         ensure!(done.code == Some(0), "{arguments:?}: {done:?}");
@@ -106,7 +112,11 @@ async fn user_with_files_elsewhere_is_not_reused() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let leave = format!("echo left > {path}/left; chmod 600 {path}/left");
     let former = user_of_session(&cluster, &client, &["--rw", path], &leave).await?;
-    assert_eq!(fs::metadata(shared.path().join("left"))?.uid(), former, "the control: it left a file");
+    assert_eq!(
+        fs::metadata(shared.path().join("left"))?.uid(),
+        former,
+        "the control: it left a file"
+    );
     let mut later = BTreeSet::new();
     for _ in 0..4 {
         later.insert(user_of_session(&cluster, &client, &["--static"], "true").await?);
@@ -127,14 +137,20 @@ async fn workers_refuse_overlapping_user_ids() -> Result<()> {
         [("CODELIA_SANDBOX_UID_BASE", base), ("CODELIA_SANDBOX_UID_COUNT", count)]
     };
     cluster.add_worker_with(&range("1500000000", "1000")).await?;
-    for (settings, named) in
-        [(range("1", "70000"), "/etc/passwd"), (range("1500000999", "10"), "reserved for the session root")]
-    {
+    for (settings, named) in [
+        (range("1", "70000"), "/etc/passwd"),
+        (range("1500000999", "10"), "reserved for the session root"),
+    ] {
         let mut command = cluster.command("worker", "refused")?;
-        command.envs(settings).env("CODELIA_SANDBOX_ROOT", cluster.directory().join("refused/root"));
+        command
+            .envs(settings)
+            .env("CODELIA_SANDBOX_ROOT", cluster.directory().join("refused/root"));
         let done = Process::finish(command, b"").await?;
         assert!(done.code.is_some_and(|code| code != 0), "{done:?}");
-        assert!(done.stderr.contains("sandbox.uid_base") && done.stderr.contains(named), "{done:?}");
+        assert!(
+            done.stderr.contains("sandbox.uid_base") && done.stderr.contains(named),
+            "{done:?}"
+        );
     }
     cluster.add_worker_with(&range("1500001000", "10")).await?;
     cluster.end().await

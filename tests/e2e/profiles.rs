@@ -23,17 +23,20 @@ async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Resu
     Process::finish(cluster.cli(client, arguments), b"").await
 }
 
-/// A directory that the users of sessions may read, and that a policy can show: sandboxes have a `/tmp` of
-/// their own.
+/// A directory that the users of sessions may read, and that a policy can show: sandboxes have a
+/// `/tmp` of their own.
 fn open_directory() -> Result<TempDir> {
     let directory = tempfile::tempdir_in("/srv").or_else(|_| tempfile::tempdir())?;
     fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
     Ok(directory)
 }
 
-/// Copies the toolchain out of a home directory, with hard links if possible. `None` if there is none.
+/// Copies the toolchain out of a home directory, with hard links if possible. `None` if there is
+/// none.
 fn stage_toolchain(directory: &Path) -> Result<Option<PathBuf>> {
-    let Ok(printed) = Command::new("rustc").args(["--print", "sysroot"]).output() else { return Ok(None) };
+    let Ok(printed) = Command::new("rustc").args(["--print", "sysroot"]).output() else {
+        return Ok(None);
+    };
     let sysroot = PathBuf::from(String::from_utf8(printed.stdout)?.trim());
     if !sysroot.join("bin/cargo").exists() || !Path::new("/usr/bin/cc").exists() {
         return Ok(None);
@@ -42,7 +45,9 @@ fn stage_toolchain(directory: &Path) -> Result<Option<PathBuf>> {
     for how in ["-rl", "-r"] {
         fs::create_dir_all(&target)?;
         let mut copy = Command::new("cp");
-        copy.args([how, "--parents", "bin/cargo", "bin/rustc", "lib"]).arg(&target).current_dir(&sysroot);
+        copy.args([how, "--parents", "bin/cargo", "bin/rustc", "lib"])
+            .arg(&target)
+            .current_dir(&sysroot);
         if copy.stderr(Stdio::null()).status()?.success() {
             return Ok(Some(target));
         }
@@ -93,7 +98,8 @@ async fn cargo_builds_in_its_profile(mode: &'static str) -> Result<()> {
     let build = ["run", "-s", "work", "-e", &path, "--", "cargo", "build", "--offline", "--locked"];
     let done = codelia(&cluster, &client, &build).await?;
     ensure!(done.code == Some(0), "{done:?}");
-    let done = codelia(&cluster, &client, &["run", "-s", "work", "--", "target/debug/tiny"]).await?;
+    let done =
+        codelia(&cluster, &client, &["run", "-s", "work", "--", "target/debug/tiny"]).await?;
     ensure!(done.stdout == "built by a script\n", "{done:?}");
     // The source stays as it is, and the program cannot be executed from anywhere else.
     let attack = "echo x >> main.rs; cp target/debug/tiny logs/tiny && logs/tiny; cp target/debug/tiny /tmp && /tmp/tiny";
@@ -181,7 +187,10 @@ async fn profile_has_its_layout(mode: &'static str, layout: &Layout) -> Result<(
     ensure!(done.stdout == printed, "{done:?}");
     for script in ["echo x >> source", "rm source", "echo x > new", "mkdir new"] {
         let done = run(script).await?;
-        ensure!(done.code != Some(0) && done.stderr.contains("Read-only file system"), "{script}: {done:?}");
+        ensure!(
+            done.code != Some(0) && done.stderr.contains("Read-only file system"),
+            "{script}: {done:?}"
+        );
     }
     ensure!(client.get("sessions/work", "source").await? == "as it was");
     // The control: in one directory programs may be created and executed.
@@ -192,7 +201,10 @@ async fn profile_has_its_layout(mode: &'static str, layout: &Layout) -> Result<(
         ensure!(done.code == Some(126) && done.stdout.is_empty(), "{directory}: {done:?}");
     }
     let found = client.get_session("sessions/work").await?;
-    ensure!(found.limits.as_ref().and_then(|limits| limits.disk_bytes) == Some(10 << 30), "{found:?}");
+    ensure!(
+        found.limits.as_ref().and_then(|limits| limits.disk_bytes) == Some(10 << 30),
+        "{found:?}"
+    );
 
     let (tool, script, printed) = layout.tool;
     let missing = (!is_installed(tool)).then_some(tool);
@@ -293,7 +305,8 @@ async fn operator_profile_sets_variables_and_layout() -> Result<()> {
         shown["policy"]["layout"]["readOnlyWorkspace"] == true && shown["limits"]["pids"] == "33",
         "{shown}"
     );
-    let script = "echo $KIND $PLACE; touch here || echo read-only; touch $PLACE/there && echo writable";
+    let script =
+        "echo $KIND $PLACE; touch here || echo read-only; touch $PLACE/there && echo writable";
     let words = ["run", "--profile", "small", "-e", "KIND=own", "--", "sh", "-c", script];
     let done = codelia(&cluster, &client, &words).await?;
     ensure!(done.stdout == "own /workspace/out\nread-only\nwritable\n", "{done:?}");
@@ -301,9 +314,16 @@ async fn operator_profile_sets_variables_and_layout() -> Result<()> {
     let policy = cluster.directory().join("more.yaml");
     fs::write(&policy, "layout: {directories: [{path: src}]}")?;
     let policy = policy.to_str().context("a path")?;
-    let done =
-        codelia(&cluster, &client, &["session", "create", "--profile", "small", "--policy", policy]).await?;
-    ensure!(done.code == Some(1) && done.stderr.contains("policy.layout.directories[0].path"), "{done:?}");
+    let done = codelia(
+        &cluster,
+        &client,
+        &["session", "create", "--profile", "small", "--policy", policy],
+    )
+    .await?;
+    ensure!(
+        done.code == Some(1) && done.stderr.contains("policy.layout.directories[0].path"),
+        "{done:?}"
+    );
     cluster.end().await
 }
 

@@ -72,7 +72,10 @@ async fn update_mask_returns_quota_to_default() -> Result<()> {
     assert_eq!(after.sessions, Some(codelia_store::Quotas::default().sessions));
     let unknown = update(two, &["nosuch"]).await.expect_err("no such field");
     let refused = refusal(unknown.downcast_ref().context("a status")?);
-    assert_eq!((refused.code, refused.fields), (Code::InvalidArgument, vec!["update_mask".to_owned()]));
+    assert_eq!(
+        (refused.code, refused.fields),
+        (Code::InvalidArgument, vec!["update_mask".to_owned()])
+    );
     cluster.end().await
 }
 
@@ -94,7 +97,8 @@ async fn missing_object_is_named_for_programs() -> Result<()> {
 async fn ended_session_answers_when_and_why() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let session = client.create(CreateSessionRequest { alias: "dev".into(), ..Default::default() }).await?;
+    let session =
+        client.create(CreateSessionRequest { alias: "dev".into(), ..Default::default() }).await?;
     let closed = client.close(&session.name).await?;
     let at = closed.end_time.context("an end")?.to_string();
     for name in [session.name.as_str(), "sessions/dev"] {
@@ -104,9 +108,19 @@ async fn ended_session_answers_when_and_why() -> Result<()> {
             client.files().stat_file(stat).await.expect_err("ended"),
         ] {
             let info = refused.get_details_error_info().context("ErrorInfo")?;
-            assert_eq!((refused.code(), info.reason.as_str()), (Code::FailedPrecondition, "SESSION_ENDED"));
-            assert_eq!((info.metadata["end_reason"].as_str(), &info.metadata["end_time"]), ("closed", &at));
-            assert!(refused.message().starts_with(&format!("session \"dev\" ended at {at}: it was closed")));
+            assert_eq!(
+                (refused.code(), info.reason.as_str()),
+                (Code::FailedPrecondition, "SESSION_ENDED")
+            );
+            assert_eq!(
+                (info.metadata["end_reason"].as_str(), &info.metadata["end_time"]),
+                ("closed", &at)
+            );
+            assert!(
+                refused
+                    .message()
+                    .starts_with(&format!("session \"dev\" ended at {at}: it was closed"))
+            );
         }
     }
     let never = client.start(shell("sessions/nosuch", "true")).await.expect_err("no such session");
@@ -127,7 +141,8 @@ async fn id_alone_names_the_object() -> Result<()> {
     assert_eq!(operator.get_session(&session.session_id).await?.name, session.name);
     let tenant = operator.admin().get_tenant(GetTenantRequest { name: "operators".into() }).await?;
     assert_eq!(tenant.into_inner().tenant.context("a tenant")?.name, "tenants/operators");
-    let drained = operator.admin().drain_worker(DrainWorkerRequest { name: "worker-0".into() }).await?;
+    let drained =
+        operator.admin().drain_worker(DrainWorkerRequest { name: "worker-0".into() }).await?;
     assert_eq!(drained.into_inner().worker.context("a worker")?.name, "workers/worker-0");
     cluster.end().await
 }
@@ -149,9 +164,16 @@ async fn page_token_of_another_list_is_refused() -> Result<()> {
     assert_eq!(list(&one.name, 1, &token).await?.runs.len(), 1);
     for parent in [two.name.as_str(), "sessions/-"] {
         let refused = refusal(&list(parent, 1, &token).await.expect_err("another list"));
-        assert_eq!((refused.code, refused.fields), (Code::InvalidArgument, vec!["page_token".to_owned()]));
+        assert_eq!(
+            (refused.code, refused.fields),
+            (Code::InvalidArgument, vec!["page_token".to_owned()])
+        );
     }
-    assert_eq!(list(&one.name, i32::MAX, "").await?.runs.len(), 2, "a large page_size is not an error");
+    assert_eq!(
+        list(&one.name, i32::MAX, "").await?.runs.len(),
+        2,
+        "a large page_size is not an error"
+    );
     cluster.end().await
 }
 
@@ -161,10 +183,17 @@ async fn scope_error_names_every_scope() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let client = client.with_secret(&cluster.key("a", &[KeyScope::Run]).await?)?;
     let refused = client.admin().list_keys(ListKeysRequest::default()).await.expect_err("no scope");
-    assert_eq!(refused.message(), "the API key lacks the scope `admin` or `operator`; use a key that has it");
+    assert_eq!(
+        refused.message(),
+        "the API key lacks the scope `admin` or `operator`; use a key that has it"
+    );
     let info = refused.get_details_error_info().context("ErrorInfo")?;
-    assert_eq!((info.reason.as_str(), info.metadata["scopes"].as_str()), ("SCOPE_MISSING", "admin,operator"));
-    let refused = client.admin().drain_worker(DrainWorkerRequest::default()).await.expect_err("no scope");
+    assert_eq!(
+        (info.reason.as_str(), info.metadata["scopes"].as_str()),
+        ("SCOPE_MISSING", "admin,operator")
+    );
+    let refused =
+        client.admin().drain_worker(DrainWorkerRequest::default()).await.expect_err("no scope");
     assert_eq!(refused.message(), "the API key lacks the scope `operator`; use a key that has it");
     cluster.end().await
 }

@@ -12,7 +12,8 @@ async fn without_workers() -> Result<Cluster> {
 async fn run_says_why_it_waits() -> Result<()> {
     let mut cluster = without_workers().await?;
     let client = cluster.tenant("a").await?;
-    let mut terminal = Terminal::start(&cluster.cli(&client, &["run", "--", "echo", "hello"]), 120, 24)?;
+    let mut terminal =
+        Terminal::start(&cluster.cli(&client, &["run", "--", "echo", "hello"]), 120, 24)?;
     terminal.shows("waiting for a worker (none ready: no worker is running)").await?;
     cluster.add_worker().await?;
     terminal.shows("hello").await?;
@@ -34,13 +35,15 @@ async fn run_gives_up_after_queue_timeout() -> Result<()> {
 
 #[tokio::test]
 async fn waiting_message_names_busy_workers() -> Result<()> {
-    let cluster = Cluster::start_with(ClusterOptions { slots: 1, ..ClusterOptions::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { slots: 1, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let (first, second) = (client.session().await?, client.session().await?);
     let mut busy = Exec::start(&client, shell(&first.name, "sleep 1000")).await?;
     busy.until_started().await?;
     let mut waiting = Exec::start(&client, shell(&second.name, "echo ran")).await?;
-    let is_busy = |reasons: &[String]| reasons.iter().any(|reason| reason.contains("all workers are busy"));
+    let is_busy =
+        |reasons: &[String]| reasons.iter().any(|reason| reason.contains("all workers are busy"));
     waiting.until("the reason", |seen| is_busy(&seen.waiting)).await?;
     drop(busy);
     assert_eq!(waiting.finish().await?.stdout_text(), "ran\n");
@@ -55,8 +58,10 @@ async fn unwatched_run_ends_after_configured_queue_timeout() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let run = client.start(shell(&session.name, "true")).await?;
-    let outcome =
-        eventually("the run ends", || async { client.get_run(&run.name).await.ok()?.outcome?.kind }).await;
+    let outcome = eventually("the run ends", || async {
+        client.get_run(&run.name).await.ok()?.outcome?.kind
+    })
+    .await;
     let outcome::Kind::Refused(refused) = outcome else { panic!("{outcome:?}") };
     assert_eq!(refused.reason, "QUEUE_TIMEOUT");
     cluster.end().await

@@ -32,14 +32,18 @@ async fn sessions_quota_is_enforced() -> Result<()> {
 #[tokio::test]
 async fn concurrent_runs_quota_is_enforced() -> Result<()> {
     let cluster = Cluster::start().await?;
-    let client = cluster.tenant_with("a", Quotas { concurrent_runs: 2, ..Quotas::default() }).await?;
+    let client =
+        cluster.tenant_with("a", Quotas { concurrent_runs: 2, ..Quotas::default() }).await?;
     let session = client.session().await?;
     let first = client.start(shell(&session.name, WAITING)).await?;
     client.start(shell(&session.name, WAITING)).await?;
     assert_quota(client.start(shell(&session.name, "true")).await, "concurrent_runs");
     client
         .runs()
-        .cancel_run(codelia_proto::v1::CancelRunRequest { name: first.name.clone(), ..Default::default() })
+        .cancel_run(codelia_proto::v1::CancelRunRequest {
+            name: first.name.clone(),
+            ..Default::default()
+        })
         .await?;
     client.watch_to_end(&first.name, 0).await?;
     client.start(shell(&session.name, "touch go")).await?;
@@ -48,7 +52,8 @@ async fn concurrent_runs_quota_is_enforced() -> Result<()> {
 
 #[tokio::test]
 async fn queued_runs_quota_is_enforced() -> Result<()> {
-    let cluster = Cluster::start_with(ClusterOptions { slots: 1, ..ClusterOptions::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { slots: 1, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant_with("a", Quotas { queued_runs: 1, ..Quotas::default() }).await?;
     let session = client.session().await?;
     let holding = client.start(shell(&session.name, WAITING)).await?;
@@ -70,7 +75,8 @@ async fn queued_runs_quota_is_enforced() -> Result<()> {
 #[tokio::test]
 async fn request_rate_quota_returns_retry_delay() -> Result<()> {
     let cluster = Cluster::start().await?;
-    let client = cluster.tenant_with("a", Quotas { requests_per_second: 5, ..Quotas::default() }).await?;
+    let client =
+        cluster.tenant_with("a", Quotas { requests_per_second: 5, ..Quotas::default() }).await?;
     let neighbour = cluster.tenant("b").await?;
     let mut refused = None;
     for _ in 0..200 {
@@ -89,7 +95,8 @@ async fn request_rate_quota_returns_retry_delay() -> Result<()> {
 #[tokio::test]
 async fn output_bytes_quota_is_enforced() -> Result<()> {
     let cluster = Cluster::start().await?;
-    let client = cluster.tenant_with("a", Quotas { output_bytes: 10_000, ..Quotas::default() }).await?;
+    let client =
+        cluster.tenant_with("a", Quotas { output_bytes: 10_000, ..Quotas::default() }).await?;
     let session = client.session().await?;
     client.exec(&session.name, "head -c 20000 /dev/zero").await?;
     // The count is cached for a short time.

@@ -9,10 +9,10 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{
-    Approval, ApprovalDecision, ApprovalFilter, ApprovalKind, ApprovalReach, ApprovalScope, ApprovalState,
-    CancelRunRequest, CreateSessionRequest, DecideApprovalRequest, FilesystemMode, FilesystemPolicy,
-    GetApprovalRequest, ListApprovalsRequest, Policy, PolicyScope, RevokeApprovalRequest, Run, SandboxMode,
-    SetScopePolicyRequest, TextList, outcome::Kind,
+    Approval, ApprovalDecision, ApprovalFilter, ApprovalKind, ApprovalReach, ApprovalScope,
+    ApprovalState, CancelRunRequest, CreateSessionRequest, DecideApprovalRequest, FilesystemMode,
+    FilesystemPolicy, GetApprovalRequest, ListApprovalsRequest, Policy, PolicyScope,
+    RevokeApprovalRequest, Run, SandboxMode, SetScopePolicyRequest, TextList, outcome::Kind,
 };
 use codelia_store::Scope;
 use codelia_tests::{
@@ -125,7 +125,12 @@ impl Place {
         decided.approval.ok_or_else(|| tonic::Status::internal("no approval"))
     }
 
-    async fn allow(&self, run: &Run, scope: ApprovalScope, reach: ApprovalReach) -> Result<Approval> {
+    async fn allow(
+        &self,
+        run: &Run,
+        scope: ApprovalScope,
+        reach: ApprovalReach,
+    ) -> Result<Approval> {
         let approval = self.pending(run).await;
         Ok(self.decide(&approval, ApprovalDecision::Allow, (scope, reach)).await?)
     }
@@ -159,7 +164,9 @@ async fn allowed_read_continues_and_is_remembered() -> Result<()> {
     place.decider.approvals().revoke_approval(revoke).await?;
     let run = place.read(&third, "two").await?;
     let asked = place.pending(&run).await;
-    place.decide(&asked, ApprovalDecision::Deny, (ApprovalScope::Unspecified, ApprovalReach::File)).await?;
+    place
+        .decide(&asked, ApprovalDecision::Deny, (ApprovalScope::Unspecified, ApprovalReach::File))
+        .await?;
     let text = place.result(&run).await?.stdout_text();
     ensure!(text.contains("Permission denied") && !text.contains("content"), "{text}");
     place.cluster.end().await
@@ -201,7 +208,8 @@ async fn read_that_nobody_decides_about_is_denied() -> Result<()> {
     ensure!(text.contains("Permission denied") && !text.contains("content"), "{text}");
     ensure!(place.state(&asked).await?.state() == ApprovalState::Expired);
     // A mode that cannot have reads wait refuses the session or its runs by field.
-    let logical = place.caller.create(place.asking(SandboxMode::Logical)).await.expect_err("cannot enforce");
+    let logical =
+        place.caller.create(place.asking(SandboxMode::Logical)).await.expect_err("cannot enforce");
     ensure!(!refusal(&logical).fields.is_empty(), "{logical:?}");
     place.cluster.end().await
 }
@@ -215,7 +223,10 @@ async fn waiting_read_ends_with_its_run() -> Result<()> {
     let cancel = CancelRunRequest { name: run.name.clone(), ..CancelRunRequest::default() };
     place.caller.runs().cancel_run(cancel).await?;
     let done = place.result(&run).await?;
-    ensure!(matches!(done.outcome(), Kind::Canceled(_)) && done.stdout_text().is_empty(), "{done:?}");
+    ensure!(
+        matches!(done.outcome(), Kind::Canceled(_)) && done.stdout_text().is_empty(),
+        "{done:?}"
+    );
     eventually("the request is withdrawn", || async {
         let now = place.state(&asked).await.ok()?;
         (now.state() == ApprovalState::Expired && now.reason == "the run ended").then_some(())
@@ -245,7 +256,9 @@ async fn waiting_read_survives_api_and_dies_with_worker() -> Result<()> {
     place.cluster.workers[0].process.signal(Signal::KILL)?;
     place.cluster.workers[0].process.exited().await?;
     // Nobody is left to read it.
-    place.decide(&asked, ApprovalDecision::Allow, (ApprovalScope::Once, ApprovalReach::Directory)).await?;
+    place
+        .decide(&asked, ApprovalDecision::Allow, (ApprovalScope::Once, ApprovalReach::Directory))
+        .await?;
     place.cluster.restart_worker(0).await?;
     let done = place.result(&run).await?;
     ensure!(matches!(done.outcome(), Kind::Lost(_)), "{done:?}");
@@ -312,14 +325,16 @@ async fn decision_is_kept_for_user_or_project() -> Result<()> {
     let asked = place.pending(&run).await;
     for scope in [ApprovalScope::User, ApprovalScope::Project] {
         let allow = (scope, ApprovalReach::File);
-        let refused = place.decide(&asked, ApprovalDecision::Allow, allow).await.expect_err("not delegated");
+        let refused =
+            place.decide(&asked, ApprovalDecision::Allow, allow).await.expect_err("not delegated");
         ensure!(refused.message().contains(FIELD), "{refused:?}");
         ensure!(refusal(&refused).fields == ["scope"], "{refused:?}");
         ensure!(place.state(&asked).await?.state() == ApprovalState::Pending);
     }
     place.set_policy(&operator, PolicyScope::Organisation, "a", &[FIELD]).await?;
     let allow = (ApprovalScope::User, ApprovalReach::File);
-    let refused = place.decide(&asked, ApprovalDecision::Allow, allow).await.expect_err("by the project");
+    let refused =
+        place.decide(&asked, ApprovalDecision::Allow, allow).await.expect_err("by the project");
     ensure!(refused.message().contains("project"), "{refused:?}");
     let decided = place.allow(&run, ApprovalScope::Project, ApprovalReach::File).await?;
     ensure!((decided.scope(), &*decided.subject) == (ApprovalScope::Project, "web"), "{decided:?}");
@@ -334,7 +349,8 @@ async fn decision_is_kept_for_user_or_project() -> Result<()> {
     let run = place.read(&own, "two").await?;
     let asked = place.pending(&run).await;
     let project = (ApprovalScope::Project, ApprovalReach::File);
-    let refused = place.decide(&asked, ApprovalDecision::Allow, project).await.expect_err("has no project");
+    let refused =
+        place.decide(&asked, ApprovalDecision::Allow, project).await.expect_err("has no project");
     ensure!(refused.message().contains("no project"), "{refused:?}");
     place.allow(&run, ApprovalScope::User, ApprovalReach::File).await?;
     place.result(&run).await?;
@@ -354,33 +370,54 @@ async fn decision_is_kept_for_user_or_project() -> Result<()> {
 /// The example knows nothing but the protocol.
 #[tokio::test]
 async fn supervisor_shows_who_reads() -> Result<()> {
-    let missing = (!Path::new("/usr/bin/python3").exists()).then_some("/usr/bin/python3 is missing");
+    let missing =
+        (!Path::new("/usr/bin/python3").exists()).then_some("/usr/bin/python3 is missing");
     if !available("python", missing) {
         return Ok(());
     }
     let Some(place) = Place::start(Vec::new()).await? else { return Ok(()) };
     let operator = place.cluster.operator().await?;
-    place.set_policy(&operator, PolicyScope::Organisation, "a", &["filesystem.read_only_paths"]).await?;
+    place
+        .set_policy(&operator, PolicyScope::Organisation, "a", &["filesystem.read_only_paths"])
+        .await?;
     let socket = place.cluster.directory().join("supervisor.sock");
     let path = socket.to_str().context("the path is text")?;
     let command = place.cluster.cli(&place.decider, &["supervisor", "--socket", path]);
     let mut supervisor = Process::start("supervisor", command, place.cluster.directory())?;
-    eventually("it listens", || async { tokio::net::UnixStream::connect(&socket).await.ok() }).await;
+    eventually("it listens", || async { tokio::net::UnixStream::connect(&socket).await.ok() })
+        .await;
     let run = place.read(&place.session().await?, "one").await?;
     let mut example = Command::new("/usr/bin/python3");
     let program = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/supervisor.py");
-    example.arg(program).arg(&socket).args(["--approve", "file_read", "--save", "user", "--count", "1"]);
+    example.arg(program).arg(&socket).args([
+        "--approve",
+        "file_read",
+        "--save",
+        "user",
+        "--count",
+        "1",
+    ]);
     let example = Process::finish(example, b"").await?;
     ensure!(example.code == Some(0), "{example:?}");
-    let events: Vec<Value> = example.stdout.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let events: Vec<Value> =
+        example.stdout.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
     let (request, decision) = (&events[0], &events[1]);
     ensure!(request["path"] == place.files.join("one").display().to_string(), "{request}");
     ensure!(request["cwd"] == place.files.display().to_string(), "{request}");
     ensure!(request["exe"].as_str().is_some_and(|exe| exe.contains("/bin/")), "{request}");
-    ensure!(request["pid"].as_u64().is_some_and(|pid| (2..1000).contains(&pid)), "in the sandbox: {request}");
-    ensure!((&decision["decision"], &decision["scope"]) == (&"approve".into(), &"user".into()), "{decision}");
+    ensure!(
+        request["pid"].as_u64().is_some_and(|pid| (2..1000).contains(&pid)),
+        "in the sandbox: {request}"
+    );
+    ensure!(
+        (&decision["decision"], &decision["scope"]) == (&"approve".into(), &"user".into()),
+        "{decision}"
+    );
     ensure!(place.result(&run).await?.stdout_text() == "content of one\nover\n");
-    ensure!(place.is_granted(&place.session().await?, "one").await?, "for the next session of the user");
+    ensure!(
+        place.is_granted(&place.session().await?, "one").await?,
+        "for the next session of the user"
+    );
     ensure!(supervisor.terminate().await?.success());
     place.cluster.end().await
 }

@@ -1,7 +1,9 @@
 //! How long rows are kept, and what a caller sees of rows that are gone.
 
 use anyhow::Result;
-use codelia_proto::v1::{GetRunRequest, GetTenantRequest, Retention, SetRetentionRequest, WatchRunRequest};
+use codelia_proto::v1::{
+    GetRunRequest, GetTenantRequest, Retention, SetRetentionRequest, WatchRunRequest,
+};
 use codelia_store::EventKind;
 use codelia_tests::{Cluster, recorded_events, refusal};
 use prost_types::Duration;
@@ -20,7 +22,8 @@ async fn operator_sets_retention_of_tenant() -> Result<()> {
     let cluster = Cluster::start().await?;
     let (operator, tenant) = (cluster.operator().await?, cluster.tenant("a").await?);
     let wanted = Retention { runs: hours(48), output: hours(1), ..Retention::default() };
-    let own = tenant.admin().set_retention(request(wanted)).await.expect_err("needs scope operator");
+    let own =
+        tenant.admin().set_retention(request(wanted)).await.expect_err("needs scope operator");
     assert_eq!(refusal(&own).code, Code::PermissionDenied);
     for (bad, field) in [
         (Retention { runs: hours(0), ..wanted }, "retention.runs"),
@@ -33,7 +36,8 @@ async fn operator_sets_retention_of_tenant() -> Result<()> {
     operator.admin().set_retention(request(wanted)).await?;
     let shown = tenant.admin().get_tenant(GetTenantRequest { name: "tenants/-".into() }).await?;
     assert_eq!(shown.into_inner().tenant.unwrap_or_default().retention, Some(wanted));
-    let events = recorded_events(&cluster.store, &"a".parse()?, Some(EventKind::RetentionSet)).await?;
+    let events =
+        recorded_events(&cluster.store, &"a".parse()?, Some(EventKind::RetentionSet)).await?;
     assert_eq!(events.len(), 1);
     assert_eq!(events[0].body.detail["output_seconds"], 3600);
     cluster.end().await

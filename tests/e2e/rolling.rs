@@ -93,11 +93,18 @@ async fn counted_losses(address: &str) -> Result<f64> {
 /// Waits until every caller has ended some more runs.
 async fn run_more(runs: &AtomicUsize) {
     let target = runs.load(Ordering::Relaxed) + 2 * CALLERS;
-    eventually("more runs end", || async { (runs.load(Ordering::Relaxed) >= target).then_some(()) }).await;
+    eventually("more runs end", || async {
+        (runs.load(Ordering::Relaxed) >= target).then_some(())
+    })
+    .await;
 }
 
 /// Replaces apis, then workers, with this build.
-async fn replace_all(cluster: &mut Cluster, metrics: &[String; 4], runs: &AtomicUsize) -> Result<()> {
+async fn replace_all(
+    cluster: &mut Cluster,
+    metrics: &[String; 4],
+    runs: &AtomicUsize,
+) -> Result<()> {
     run_more(runs).await;
     cluster.use_program(Program::find()?);
     for (api, address) in metrics[..2].iter().enumerate() {
@@ -124,8 +131,12 @@ async fn rolling_restart_under_load_loses_nothing() -> Result<()> {
     if let Some(previous) = Program::previous() {
         cluster.use_program(previous);
     }
-    let metrics =
-        [free_address().await?, free_address().await?, free_address().await?, free_address().await?];
+    let metrics = [
+        free_address().await?,
+        free_address().await?,
+        free_address().await?,
+        free_address().await?,
+    ];
     for address in &metrics[2..] {
         cluster.add_worker_with(&[("CODELIA_METRICS_LISTEN", address)]).await?;
     }
@@ -149,8 +160,7 @@ async fn rolling_restart_under_load_loses_nothing() -> Result<()> {
     }
     let recorded = cluster.database.number("SELECT count(*) FROM runs").await?;
     assert_eq!(recorded, i64::try_from(counts.iter().sum::<usize>())?);
-    let clean =
-        "SELECT count(*) FROM runs WHERE state = 'ended' AND outcome->>'kind' = 'exited' AND attempt = 1";
+    let clean = "SELECT count(*) FROM runs WHERE state = 'ended' AND outcome->>'kind' = 'exited' AND attempt = 1";
     assert_eq!(cluster.database.number(clean).await?, recorded);
     cluster.end().await
 }

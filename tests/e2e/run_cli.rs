@@ -60,10 +60,15 @@ async fn exit_codes_are_those_of_shells() -> Result<()> {
     work(&client).await?;
     let prepare = "echo > plain; printf 'no program' > noise; chmod +x noise; mkdir dir";
     codelia(&cluster, &client, &["exec", "work", "sh", "-c", prepare]).await?;
-    for (program, code) in
-        [("no-such-program", 127), ("./missing", 127), ("./plain", 126), ("./dir", 126), ("./noise", 126)]
-    {
-        let (shown, found) = on_terminal(&cluster, &client, &["exec", "work", "--", program]).await?;
+    for (program, code) in [
+        ("no-such-program", 127),
+        ("./missing", 127),
+        ("./plain", 126),
+        ("./dir", 126),
+        ("./noise", 126),
+    ] {
+        let (shown, found) =
+            on_terminal(&cluster, &client, &["exec", "work", "--", program]).await?;
         assert_eq!(found, Some(code), "{program}: {shown}");
         assert!(shown.starts_with("error: ") && shown.contains(&format!("{program:?}")), "{shown}");
         // The control: a shell reports the same.
@@ -97,7 +102,9 @@ async fn json_record_is_alone_on_stdout() -> Result<()> {
     assert_eq!(text.lines().count(), 1, "{text}");
     let record: Value = serde_json::from_str(&text)?;
     assert_eq!(record["exitCode"], 3);
-    for duration in [&record["setupTime"], &record["usage"]["wallTime"], &record["usage"]["cpuTime"]] {
+    for duration in
+        [&record["setupTime"], &record["usage"]["wallTime"], &record["usage"]["cpuTime"]]
+    {
         assert!(duration.as_str().is_some_and(|duration| duration.ends_with('s')), "{record}");
     }
     for time in ["createTime", "startTime", "endTime"] {
@@ -130,7 +137,9 @@ async fn lost_stdin_is_reported() -> Result<()> {
     }
     // The remedy.
     let open = piped(&["run", "-di", "-s", "work", "--", "cat"], b"").await?;
-    let sent = Process::finish(cluster.cli(&client, &["attach", "-i", open.stdout.trim()]), b"data").await?;
+    let sent =
+        Process::finish(cluster.cli(&client, &["attach", "-i", open.stdout.trim()]), b"data")
+            .await?;
     assert_eq!((sent.code, sent.stdout.as_str()), (Some(0), "data"));
     cluster.end().await
 }
@@ -140,14 +149,23 @@ async fn logs_print_stored_output() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     work(&client).await?;
-    let script = "echo first; echo problem >&2; until [ -e go ]; do sleep 0.05; done; echo last; exit 4";
-    let started = codelia(&cluster, &client, &["run", "-d", "-s", "work", "--", "sh", "-c", script]).await?;
+    let script =
+        "echo first; echo problem >&2; until [ -e go ]; do sleep 0.05; done; echo last; exit 4";
+    let started =
+        codelia(&cluster, &client, &["run", "-d", "-s", "work", "--", "sh", "-c", script]).await?;
     let id = started.stdout.trim();
     let logs = eventually("the first output is stored", || async {
-        codelia(&cluster, &client, &["logs", id]).await.ok().filter(|logs| logs.stderr == "problem\n")
+        codelia(&cluster, &client, &["logs", id])
+            .await
+            .ok()
+            .filter(|logs| logs.stderr == "problem\n")
     })
     .await;
-    assert_eq!((logs.code, logs.stdout.as_str()), (Some(0), "first\n"), "it does not wait for the end");
+    assert_eq!(
+        (logs.code, logs.stdout.as_str()),
+        (Some(0), "first\n"),
+        "it does not wait for the end"
+    );
 
     let mut following = Terminal::start(&cluster.cli(&client, &["logs", "-f", id]), 80, 24)?;
     following.shows("first\r\n").await?;
@@ -164,8 +182,10 @@ async fn kill_sends_a_signal() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     work(&client).await?;
-    let script = "trap 'echo reloaded' HUP; trap 'exit 5' USR1; echo ready; while :; do sleep 0.05; done";
-    let started = codelia(&cluster, &client, &["run", "-d", "-s", "work", "--", "sh", "-c", script]).await?;
+    let script =
+        "trap 'echo reloaded' HUP; trap 'exit 5' USR1; echo ready; while :; do sleep 0.05; done";
+    let started =
+        codelia(&cluster, &client, &["run", "-d", "-s", "work", "--", "sh", "-c", script]).await?;
     let id = started.stdout.trim();
     let mut attached = Terminal::start(&cluster.cli(&client, &["attach", id]), 80, 24)?;
     attached.shows("ready").await?;
@@ -204,15 +224,18 @@ async fn options_of_docker_are_accepted() -> Result<()> {
     for line in ["NAME=from this process", "A=1", "FROM_FILE=2"] {
         assert!(env.stdout.lines().any(|found| found == line), "{line}: {env:?}");
     }
-    let arguments = ["run", "-d", "--memory", "96m", "--cpus", "0.5", "-s", "work", "--", "sleep", "100"];
+    let arguments =
+        ["run", "-d", "--memory", "96m", "--cpus", "0.5", "-s", "work", "--", "sleep", "100"];
     let started = codelia(&cluster, &client, &arguments).await?;
     let request = ListRunsRequest { parent: "sessions/-".into(), ..Default::default() };
     let runs = client.runs().list_runs(request).await?.into_inner().runs;
-    let run = runs.into_iter().find(|run| run.run_id == started.stdout.trim()).context("the run")?;
+    let run =
+        runs.into_iter().find(|run| run.run_id == started.stdout.trim()).context("the run")?;
     assert_ne!(run.state(), RunState::Ended);
     let limits = run.limits.context("limits")?;
     assert_eq!((limits.memory_bytes, limits.cpu_millicores), (Some(96 << 20), Some(500)));
-    let (shown, code) = on_terminal(&cluster, &client, &["run", "--memory", "1t", "--", "true"]).await?;
+    let (shown, code) =
+        on_terminal(&cluster, &client, &["run", "--memory", "1t", "--", "true"]).await?;
     assert!(code == Some(125) && shown.contains("use b, k, m or g"), "{shown}");
     cluster.end().await
 }

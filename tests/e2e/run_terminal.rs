@@ -17,7 +17,8 @@ fn on_terminal(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Result
 async fn detached(terminal: &mut Terminal) -> Result<String> {
     let shown = terminal.shows("stop with `codelia kill").await?;
     assert_eq!(terminal.exited().await?.code(), Some(0), "{shown}");
-    let (_, rest) = shown.split_once("reattach with `codelia attach -t ").context("how to attach again")?;
+    let (_, rest) =
+        shown.split_once("reattach with `codelia attach -t ").context("how to attach again")?;
     Ok(rest.split('`').next().unwrap_or_default().to_owned())
 }
 
@@ -48,8 +49,9 @@ async fn terminal_is_a_device_of_the_sandbox(cluster: &Cluster) -> Result<()> {
     terminal.type_text("\u{3}")?;
     terminal.shows("^C\r\n").await?;
     terminal.resize(132, 50)?;
-    terminal
-        .type_text("until [ \"$(stty size)\" = '50 132' ]; do sleep 0.05; done; echo size-$((20+3))\r")?;
+    terminal.type_text(
+        "until [ \"$(stty size)\" = '50 132' ]; do sleep 0.05; done; echo size-$((20+3))\r",
+    )?;
     terminal.shows("size-23").await?;
     exit(terminal, 9).await
 }
@@ -101,7 +103,9 @@ async fn user_detaches_and_attaches_again() -> Result<()> {
     // It runs on, keeps its state, and takes the size of the new terminal.
     let mut second = Terminal::start(&cluster.cli(&client, &["attach", "-t", &id]), 70, 20)?;
     second.shows("once-22").await?;
-    second.type_text("until [ \"$(stty size)\" = '20 70' ]; do sleep 0.05; done; echo again-$kept\r")?;
+    second.type_text(
+        "until [ \"$(stty size)\" = '20 70' ]; do sleep 0.05; done; echo again-$kept\r",
+    )?;
     second.shows("again-21").await?;
     second.type_text(CTRL_P_CTRL_Q)?;
     assert_eq!(detached(&mut second).await?, id);
@@ -155,7 +159,8 @@ async fn detach_keys_are_configurable() -> Result<()> {
 
     let shown = Process::finish(cluster.cli(&client, &["config", "show"]), b"").await?;
     assert!(shown.stdout.contains("client.detach_keys"), "{shown:?}");
-    let mut wrong = on_terminal(&cluster, &client, &["attach", "-t", "--detach-keys", "ctrl-1", &id])?;
+    let mut wrong =
+        on_terminal(&cluster, &client, &["attach", "-t", "--detach-keys", "ctrl-1", &id])?;
     wrong.shows("is not a key").await?;
     assert_eq!(wrong.exited().await?.code(), Some(125));
     exit(on_terminal(&cluster, &client, &["attach", "-t", &id])?, 0).await?;
@@ -174,11 +179,15 @@ async fn attach_to_session_opens_a_shell() -> Result<()> {
     exit(terminal, 9).await?;
 
     let script = b"cat answer; exit 5";
-    let piped = Process::finish(cluster.cli(&client, &["attach", &session.session_id]), script).await?;
+    let piped =
+        Process::finish(cluster.cli(&client, &["attach", &session.session_id]), script).await?;
     assert_eq!((piped.code, piped.stdout.as_str()), (Some(5), "42\n"), "{piped:?}");
     let unknown = Process::finish(cluster.cli(&client, &["attach", "nothing"]), b"").await?;
     assert!(unknown.stderr.contains("neither a session nor a run"), "{unknown:?}");
     let nested = Process::finish(cluster.cli(&client, &["run", "--vm", "--", "true"]), b"").await?;
-    assert!(nested.stderr.contains("--vm: ") && nested.stderr.contains("--mode container"), "{nested:?}");
+    assert!(
+        nested.stderr.contains("--vm: ") && nested.stderr.contains("--mode container"),
+        "{nested:?}"
+    );
     cluster.end().await
 }

@@ -1,5 +1,5 @@
-//! The environment of runs: values are not returned unasked, secret ones are stored encrypted and only
-//! until the run ends.
+//! The environment of runs: values are not returned unasked, secret ones are stored encrypted and
+//! only until the run ends.
 
 use std::{
     collections::HashMap,
@@ -13,7 +13,9 @@ use codelia_proto::v1::{
     GetRunRequest, ListRunsRequest, Refused, Run, RunState, StartRunRequest, outcome::Kind,
 };
 use codelia_store::{Scope, SecretKey};
-use codelia_tests::{Client, Cluster, ClusterOptions, Process, Scratch, eventually, refusal, shell};
+use codelia_tests::{
+    Client, Cluster, ClusterOptions, Process, Scratch, eventually, refusal, shell,
+};
 use prost::Message;
 use rustix::process::Signal;
 use tonic::Code;
@@ -124,9 +126,14 @@ async fn responses_have_names_but_no_values() -> Result<()> {
     let listed = client.runs().list_runs(list).await?.into_inner();
     assert_eq!(listed.runs.len(), 1);
     let read = get(&client, &name, false).await?;
-    for run in [&started, &read, &seen.queued.context("queued")?, &seen.finished.context("finished")?] {
+    for run in
+        [&started, &read, &seen.queued.context("queued")?, &seen.finished.context("finished")?]
+    {
         let command = run.command.as_ref().context("a command")?;
-        assert_eq!((command.env_names.as_slice(), command.env.len()), (&["COLOUR".to_owned()][..], 0));
+        assert_eq!(
+            (command.env_names.as_slice(), command.env.len()),
+            (&["COLOUR".to_owned()][..], 0)
+        );
         assert_eq!(command.secret_env_names, ["TOKEN"]);
         assert!(!has_bytes(run, SECRET) && !has_bytes(run, PLAIN));
     }
@@ -156,15 +163,21 @@ async fn retried_run_gets_its_secret_again() -> Result<()> {
     let mut cluster = Cluster::start_with(options).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    let script = "if [ -e first ]; then printf %s \"$TOKEN\" > second; else touch first; exec sleep 100; fi";
-    let run = client.start(StartRunRequest { retries: 1, ..request(&session.name, script, SECRET) }).await?;
+    let script =
+        "if [ -e first ]; then printf %s \"$TOKEN\" > second; else touch first; exec sleep 100; fi";
+    let run = client
+        .start(StartRunRequest { retries: 1, ..request(&session.name, script, SECRET) })
+        .await?;
     written(&cluster, "first").await;
     let holder = client.get_run(&run.name).await?.worker_id;
     cluster.worker(&holder).process.signal(Signal::KILL)?;
     let seen = client.watch_to_end(&run.name, 0).await?;
     assert_eq!((seen.outcome(), seen.run().attempt), (Kind::Exited(0), 2));
     assert_eq!(written(&cluster, "second").await, SECRET);
-    assert_eq!(cluster.database.number("SELECT count(*) FROM runs WHERE secret_env IS NOT NULL").await?, 0);
+    assert_eq!(
+        cluster.database.number("SELECT count(*) FROM runs WHERE secret_env IS NOT NULL").await?,
+        0
+    );
     cluster.worker(&holder).process.exited().await?;
     cluster.end().await
 }
@@ -173,12 +186,14 @@ async fn retried_run_gets_its_secret_again() -> Result<()> {
 async fn queued_run_keeps_its_secret_until_it_starts() -> Result<()> {
     let scratch = Scratch::new()?;
     let settings = with_key(&key_file(&scratch, "key")?);
-    let cluster = Cluster::start_with(ClusterOptions { slots: 1, settings, ..Default::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { slots: 1, settings, ..Default::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     client.start(shell(&session.name, "touch busy; until [ -e go ]; do sleep 0.05; done")).await?;
     written(&cluster, "busy").await;
-    let queued = client.start(request(&session.name, "printf %s \"$TOKEN\" > seen", SECRET)).await?;
+    let queued =
+        client.start(request(&session.name, "printf %s \"$TOKEN\" > seen", SECRET)).await?;
     eventually("the run waits for the slot", || async {
         (client.get_run(&queued.name).await.ok()?.state() == RunState::Queued).then_some(())
     })
@@ -193,7 +208,8 @@ async fn queued_run_keeps_its_secret_until_it_starts() -> Result<()> {
 #[tokio::test]
 async fn secret_without_key_is_refused() -> Result<()> {
     let scratch = Scratch::new()?;
-    let keys = [key_file(&scratch, "one")?, key_file(&scratch, "two")?].map(|key| key.display().to_string());
+    let keys = [key_file(&scratch, "one")?, key_file(&scratch, "two")?]
+        .map(|key| key.display().to_string());
     let mut cluster =
         Cluster::start_with(ClusterOptions { apis: 0, workers: 0, ..Default::default() }).await?;
     cluster.add_worker_with(&[("CODELIA_SECRETS_KEY_FILE", &keys[0])]).await?;
@@ -207,13 +223,20 @@ async fn secret_without_key_is_refused() -> Result<()> {
 
     let status = client.start(request(&session.name, "true", SECRET)).await.expect_err("no key");
     let refused = refusal(&status);
-    assert_eq!((refused.code, refused.reason.as_str()), (Code::FailedPrecondition, "SECRETS_UNAVAILABLE"));
+    assert_eq!(
+        (refused.code, refused.reason.as_str()),
+        (Code::FailedPrecondition, "SECRETS_UNAVAILABLE")
+    );
     assert!(status.message().contains("secrets.key_file"), "{status:?}");
     assert_eq!(cluster.database.number("SELECT count(*) FROM runs").await?, 0);
 
     let same = Client::connect(&cluster.endpoint(1), &client.secret).await?;
     let run = same.start(request(&session.name, "true", SECRET)).await?;
-    assert_eq!(same.watch_to_end(&run.name, 0).await?.outcome(), Kind::Exited(0), "control: the same key");
+    assert_eq!(
+        same.watch_to_end(&run.name, 0).await?.outcome(),
+        Kind::Exited(0),
+        "control: the same key"
+    );
     let other = Client::connect(&cluster.endpoint(2), &client.secret).await?;
     let run = other.start(request(&session.name, "true", SECRET)).await?;
     let outcome = other.watch_to_end(&run.name, 0).await?.outcome();

@@ -24,7 +24,9 @@ use tonic_health::pb::{
 pub(crate) async fn http_get(address: &str, path: &str) -> Result<(u16, String)> {
     let mut stream = TcpStream::connect(address).await?;
     stream
-        .write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes())
+        .write_all(
+            format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes(),
+        )
         .await?;
     let mut answer = String::new();
     within("the page", stream.read_to_string(&mut answer)).await?;
@@ -85,9 +87,12 @@ async fn deadline_ends_watch_but_not_the_run() -> Result<()> {
 
 #[tokio::test]
 async fn metrics_have_documented_names() -> Result<()> {
-    let mut cluster =
-        Cluster::start_with(codelia_tests::ClusterOptions { apis: 0, workers: 0, ..Default::default() })
-            .await?;
+    let mut cluster = Cluster::start_with(codelia_tests::ClusterOptions {
+        apis: 0,
+        workers: 0,
+        ..Default::default()
+    })
+    .await?;
     let (of_api, of_worker) = (free_address().await?, free_address().await?);
     cluster.add_worker_with(&[("CODELIA_METRICS_LISTEN", &of_worker)]).await?;
     cluster.add_api_with(&[("CODELIA_METRICS_LISTEN", &of_api)]).await?;
@@ -145,7 +150,8 @@ async fn stuck_directory_is_reported_and_retried() -> Result<()> {
         return Ok(());
     }
     let mut cluster =
-        Cluster::start_with(codelia_tests::ClusterOptions { workers: 0, ..Default::default() }).await?;
+        Cluster::start_with(codelia_tests::ClusterOptions { workers: 0, ..Default::default() })
+            .await?;
     let metrics = free_address().await?;
     cluster.add_worker_with(&[("CODELIA_METRICS_LISTEN", &metrics)]).await?;
     let shows = |line: &'static str| {
@@ -193,7 +199,10 @@ async fn stopping_api_finishes_calls_and_accepts_none() -> Result<()> {
 #[tokio::test]
 async fn logs_are_json_and_hide_keys() -> Result<()> {
     let mut cluster = Cluster::start_with(codelia_tests::ClusterOptions {
-        settings: vec![("CODELIA_LOG_FORMAT", "json".into()), ("CODELIA_LOG_FILTER", "debug".into())],
+        settings: vec![
+            ("CODELIA_LOG_FORMAT", "json".into()),
+            ("CODELIA_LOG_FILTER", "debug".into()),
+        ],
         ..Default::default()
     })
     .await?;
@@ -204,7 +213,8 @@ async fn logs_are_json_and_hide_keys() -> Result<()> {
     cluster.workers[0].process.terminate().await?;
     let (api, worker) = (cluster.apis[0].process.read_log(), cluster.workers[0].process.read_log());
     for line in api.lines().chain(worker.lines()) {
-        serde_json::from_str::<serde_json::Value>(line).with_context(|| format!("not JSON: {line}"))?;
+        serde_json::from_str::<serde_json::Value>(line)
+            .with_context(|| format!("not JSON: {line}"))?;
     }
     let names = |log: &str, id: &str| assert!(log.contains(id), "{id} is missing in:\n{log}");
     names(&worker, &format!("\"run\":\"{run}\""));

@@ -41,13 +41,26 @@ async fn session_directory_is_private_and_removed_on_close() -> Result<()> {
     assert_eq!(cluster.session_directories()?.len(), 1);
 
     let closed = client.close(&session.name).await?;
-    assert_eq!((closed.state(), closed.end_reason()), (SessionState::Ended, SessionEndReason::Closed));
-    removed(&directory).await;
-    assert_eq!(client.close(&session.name).await?.end_time, closed.end_time, "closing twice succeeds");
-    let refused = refusal(
-        &client.start(shell(&session.name, "true")).await.expect_err("an ended session takes no runs"),
+    assert_eq!(
+        (closed.state(), closed.end_reason()),
+        (SessionState::Ended, SessionEndReason::Closed)
     );
-    assert_eq!((refused.code, refused.reason.as_str()), (Code::FailedPrecondition, "SESSION_ENDED"));
+    removed(&directory).await;
+    assert_eq!(
+        client.close(&session.name).await?.end_time,
+        closed.end_time,
+        "closing twice succeeds"
+    );
+    let refused = refusal(
+        &client
+            .start(shell(&session.name, "true"))
+            .await
+            .expect_err("an ended session takes no runs"),
+    );
+    assert_eq!(
+        (refused.code, refused.reason.as_str()),
+        (Code::FailedPrecondition, "SESSION_ENDED")
+    );
     cluster.end().await
 }
 
@@ -86,13 +99,20 @@ async fn session_can_be_extended_while_open() -> Result<()> {
     let session = client.session().await?;
     let day = Some(duration_to_proto(Duration::from_secs(86_400)));
     let extend = ExtendSessionRequest { name: session.name.clone(), ttl: day };
-    let extended =
-        client.sessions().extend_session(extend.clone()).await?.into_inner().session.unwrap_or_default();
-    let seconds = |session: &codelia_proto::v1::Session| session.expire_time.map(|time| time.seconds);
+    let extended = client
+        .sessions()
+        .extend_session(extend.clone())
+        .await?
+        .into_inner()
+        .session
+        .unwrap_or_default();
+    let seconds =
+        |session: &codelia_proto::v1::Session| session.expire_time.map(|time| time.seconds);
     assert!(seconds(&extended) > seconds(&session));
     client.close(&session.name).await?;
-    let refused =
-        refusal(&client.sessions().extend_session(extend).await.expect_err("the session has ended"));
+    let refused = refusal(
+        &client.sessions().extend_session(extend).await.expect_err("the session has ended"),
+    );
     assert_eq!(refused.code, Code::FailedPrecondition);
     cluster.end().await
 }

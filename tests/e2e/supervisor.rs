@@ -5,7 +5,9 @@ use std::{os::unix::fs::PermissionsExt, path::Path, process::Command, time::Dura
 use anyhow::{Context, Result};
 use codelia_proto::v1::{outcome::Kind::Exited, *};
 use codelia_store::Scope;
-use codelia_tests::{Client, Cluster, ClusterOptions, HeldRun, Process, available, eventually, within};
+use codelia_tests::{
+    Client, Cluster, ClusterOptions, HeldRun, Process, available, eventually, within,
+};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -50,7 +52,8 @@ async fn supervisor(cluster: &Cluster, decider: &Client, socket: &Path) -> Resul
 /// The example knows nothing but the protocol.
 #[tokio::test]
 async fn example_decides_about_approvals() -> Result<()> {
-    let missing = (!Path::new("/usr/bin/python3").exists()).then_some("/usr/bin/python3 is missing");
+    let missing =
+        (!Path::new("/usr/bin/python3").exists()).then_some("/usr/bin/python3 is missing");
     if !available("python", missing) {
         return Ok(());
     }
@@ -78,7 +81,8 @@ async fn example_decides_about_approvals() -> Result<()> {
 
 #[tokio::test]
 async fn programs_stay_connected_while_an_api_restarts() -> Result<()> {
-    let mut cluster = Cluster::start_with(ClusterOptions { apis: 0, ..ClusterOptions::default() }).await?;
+    let mut cluster =
+        Cluster::start_with(ClusterOptions { apis: 0, ..ClusterOptions::default() }).await?;
     // A restarted one listens on the same port.
     cluster.add_api_with(&[]).await?;
     let caller = cluster.tenant("a").await?;
@@ -92,7 +96,8 @@ async fn programs_stay_connected_while_an_api_restarts() -> Result<()> {
     cluster.apis[0].process.signal(rustix::process::Signal::KILL)?;
     cluster.apis[0].process.exited().await?;
     cluster.restart_api(0).await?;
-    let approve = json!({ "type": "cmd.approve", "id": held.approval_id, "scope": "file", "persist": true });
+    let approve =
+        json!({ "type": "cmd.approve", "id": held.approval_id, "scope": "file", "persist": true });
     // Refused while the supervisor is not connected again.
     let decided = async {
         loop {
@@ -121,7 +126,10 @@ async fn first_decision_of_any_program_counts() -> Result<()> {
     let mut early = Program::connect(&socket).await?;
     let held = hold("echo ran").await?;
     let request = early.event().await?;
-    assert_eq!((&request["type"], &request["id"]), (&json!("event.fs_request"), &json!(held.approval_id)));
+    assert_eq!(
+        (&request["type"], &request["id"]),
+        (&json!("event.fs_request"), &json!(held.approval_id))
+    );
     assert_eq!(request["op"], "network_proxy");
     // A program that connects later is sent what is pending.
     let mut late = Program::connect(&socket).await?;
@@ -137,11 +145,15 @@ async fn first_decision_of_any_program_counts() -> Result<()> {
         late.send(wrong.clone()).await?;
         assert_eq!(late.event().await?["type"], "event.error", "{wrong}");
     }
-    let approve = json!({ "type": "cmd.approve", "id": held.approval_id, "scope": "file", "persist": false });
+    let approve =
+        json!({ "type": "cmd.approve", "id": held.approval_id, "scope": "file", "persist": false });
     early.send(approve.clone()).await?;
     for program in [&mut early, &mut late] {
         let event = program.event().await?;
-        assert_eq!((&event["type"], &event["decision"]), (&json!("event.audit"), &json!("approve")));
+        assert_eq!(
+            (&event["type"], &event["decision"]),
+            (&json!("event.audit"), &json!("approve"))
+        );
         assert_eq!((&event["id"], &event["scope"]), (&json!(held.approval_id), &json!("file")));
         assert!(event["ts"].is_string());
     }
@@ -188,9 +200,13 @@ async fn programs_and_their_lines_are_bounded() -> Result<()> {
     assert_eq!(last.event().await?["type"], "event.error", "control: it is served");
     let mut refused = Program::connect(&socket).await?;
     let message = refused.event().await?;
-    assert!(message["message"].as_str().is_some_and(|text| text.contains("16 programs")), "{message}");
+    assert!(
+        message["message"].as_str().is_some_and(|text| text.contains("16 programs")),
+        "{message}"
+    );
 
-    let second = cluster.cli(&decider, &["supervisor", "--socket", socket.to_str().context("text")?]);
+    let second =
+        cluster.cli(&decider, &["supervisor", "--socket", socket.to_str().context("text")?]);
     let second = Process::finish(second, b"").await?;
     assert_eq!(second.code, Some(1), "{second:?}");
     assert!(second.stderr.contains("another supervisor"), "{second:?}");

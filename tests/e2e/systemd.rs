@@ -32,7 +32,8 @@ fn units_name_existing_commands_and_settings() -> Result<()> {
         let start = values(&unit, "ExecStart");
         let words: Vec<_> = start[0].split(' ').skip(1).collect();
         assert_eq!(command_error(&program, &words)?, None, "{name}");
-        let settings = values(&unit, "Environment").into_iter().filter_map(|text| text.split_once('='));
+        let settings =
+            values(&unit, "Environment").into_iter().filter_map(|text| text.split_once('='));
         let settings: BTreeMap<_, _> =
             settings.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         assert!(!settings.is_empty(), "{name}");
@@ -57,7 +58,10 @@ fn systemd_accepts_the_units() -> Result<()> {
     let (program, scratch) = (Program::find()?, Scratch::new()?);
     let write = |name: &str, text: String| -> Result<PathBuf> {
         let path = scratch.join(name);
-        fs::write(&path, text.replace("/usr/local/bin/codelia", &program.path().display().to_string()))?;
+        fs::write(
+            &path,
+            text.replace("/usr/local/bin/codelia", &program.path().display().to_string()),
+        )?;
         Ok(path)
     };
     let verify = |unit: &Path| -> Result<String> {

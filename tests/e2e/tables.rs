@@ -9,15 +9,18 @@ async fn lists_fit_their_terminal_or_100_columns() -> Result<()> {
     let cluster = Cluster::start().await?;
     let operator = cluster.operator().await?;
     let alias = "a".repeat(63);
-    let session =
-        operator.create(CreateSessionRequest { alias: alias.clone(), ..Default::default() }).await?;
+    let session = operator
+        .create(CreateSessionRequest { alias: alias.clone(), ..Default::default() })
+        .await?;
     let argument = "x".repeat(300);
     for _ in 0..3 {
         let run = operator.start(command(&session.name, &["echo", &argument])).await?;
         operator.watch_to_end(&run.name, 0).await?;
     }
-    let create =
-        ["keys", "create", "--name", &alias, "--scope", "run", "--scope", "files", "--scope", "audit"];
+    let create = [
+        "keys", "create", "--name", &alias, "--scope", "run", "--scope", "files", "--scope",
+        "audit",
+    ];
     assert_eq!(Process::finish(cluster.cli(&operator, &create), b"").await?.code, Some(0));
     let lists: [&[&str]; 5] = [
         &["ps", "--all"],
@@ -33,11 +36,18 @@ async fn lists_fit_their_terminal_or_100_columns() -> Result<()> {
         let piped: Vec<String> = piped.stdout.lines().map(str::to_owned).collect();
         for (lines, columns) in [(&piped, 100), (&narrow.lines, 80), (&wide.lines, 400)] {
             assert!(lines.len() > 1, "{arguments:?}: {lines:?}");
-            assert!(lines.iter().all(|line| line.chars().count() <= columns), "{arguments:?}: {lines:#?}");
-            assert!(lines[1..].iter().all(|line| line.contains(" ago")), "times are relative: {lines:#?}");
+            assert!(
+                lines.iter().all(|line| line.chars().count() <= columns),
+                "{arguments:?}: {lines:#?}"
+            );
+            assert!(
+                lines[1..].iter().all(|line| line.contains(" ago")),
+                "times are relative: {lines:#?}"
+            );
         }
         let is_cut = |lines: &[String]| lines.iter().any(|line| line.contains('…'));
-        let has_long_cells = arguments[0] == "ps" || arguments[0] == "session" || arguments[0] == "keys";
+        let has_long_cells =
+            arguments[0] == "ps" || arguments[0] == "session" || arguments[0] == "keys";
         assert_eq!((is_cut(&piped), is_cut(&wide.lines)), (has_long_cells, false), "{arguments:?}");
     }
 

@@ -5,7 +5,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::Result;
 use codelia_proto::v1::*;
-use codelia_tests::{Client, Cluster, HeldRun, Method, all_methods, call, reflected_methods, refusal, shell};
+use codelia_tests::{
+    Client, Cluster, HeldRun, Method, all_methods, call, reflected_methods, refusal, shell,
+};
 use prost::Message;
 use tonic::Code;
 use tonic_types::StatusExt;
@@ -38,8 +40,12 @@ fn not_found(requests: impl IntoIterator<Item = impl Message>) -> Expected {
 /// The table of every method with its expected answer.
 fn expected(method: &str, ids: &Ids) -> Option<Expected> {
     let sessions = || [ids.session.clone(), ids.alias.clone()];
-    let runs =
-        || [ids.run.clone(), format!("sessions/-/runs/{}", ids.run.rsplit('/').next().unwrap_or_default())];
+    let runs = || {
+        [
+            ids.run.clone(),
+            format!("sessions/-/runs/{}", ids.run.rsplit('/').next().unwrap_or_default()),
+        ]
+    };
     let hour = || Some(prost_types::Duration { seconds: 3600, nanos: 0 });
     let exec = |kind| ExecRequest { kind: Some(kind) };
     Some(match method {
@@ -67,19 +73,28 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
             not_found(sessions().map(|name| CloseSessionRequest { name }))
         }
         "codelia.v1.RunService.StartRun" => not_found(sessions().map(|name| shell(&name, "true"))),
-        "codelia.v1.RunService.WatchRun" => {
-            not_found(runs().map(|name| WatchRunRequest { name, position: 0, ..Default::default() }))
-        }
+        "codelia.v1.RunService.WatchRun" => not_found(runs().map(|name| WatchRunRequest {
+            name,
+            position: 0,
+            ..Default::default()
+        })),
         "codelia.v1.RunService.Exec" => {
-            let starts = sessions().map(|name| exec(exec_request::Kind::Start(shell(&name, "true"))));
+            let starts =
+                sessions().map(|name| exec(exec_request::Kind::Start(shell(&name, "true"))));
             let attaches = runs().map(|name| {
-                exec(exec_request::Kind::Attach(WatchRunRequest { name, position: 0, ..Default::default() }))
+                exec(exec_request::Kind::Attach(WatchRunRequest {
+                    name,
+                    position: 0,
+                    ..Default::default()
+                }))
             });
             not_found(starts.into_iter().chain(attaches))
         }
-        "codelia.v1.RunService.GetRun" => {
-            not_found(runs().map(|name| GetRunRequest { name, include_usage: true, ..Default::default() }))
-        }
+        "codelia.v1.RunService.GetRun" => not_found(runs().map(|name| GetRunRequest {
+            name,
+            include_usage: true,
+            ..Default::default()
+        })),
         "codelia.v1.RunService.ListRuns" => {
             not_found(sessions().map(|parent| ListRunsRequest { parent, ..Default::default() }))
         }
@@ -89,7 +104,9 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
         "codelia.v1.RunService.SignalRun" => {
             not_found(runs().map(|name| SignalRunRequest { name, signal: 15 }))
         }
-        "codelia.v1.RunService.ApplyChanges" => not_found(runs().map(|name| ApplyChangesRequest { name })),
+        "codelia.v1.RunService.ApplyChanges" => {
+            not_found(runs().map(|name| ApplyChangesRequest { name }))
+        }
         "codelia.v1.RunService.DiscardChanges" => {
             not_found(runs().map(|name| DiscardChangesRequest { name }))
         }
@@ -97,9 +114,9 @@ fn expected(method: &str, ids: &Ids) -> Option<Expected> {
             let policy = Some(Policy::default());
             Expected::Unmentioned(CheckPolicyRequest { policy, mode: 0 }.encode_to_vec())
         }
-        "codelia.v1.PolicyService.ExplainPolicy" => {
-            not_found(sessions().map(|session| ExplainPolicyRequest { session, ..Default::default() }))
-        }
+        "codelia.v1.PolicyService.ExplainPolicy" => not_found(
+            sessions().map(|session| ExplainPolicyRequest { session, ..Default::default() }),
+        ),
         "codelia.v1.InfoService.GetServerInfo" | "codelia.v1.InfoService.WhoAmI" => {
             Expected::Unmentioned(Vec::new())
         }
@@ -160,7 +177,9 @@ fn of_scope_policies(method: &str, ids: &Ids) -> Option<Expected> {
 /// The table for the admin service.
 fn of_admin(method: &str, ids: &Ids) -> Option<Expected> {
     Some(match method {
-        "codelia.v1.AdminService.GetTenant" => not_found([GetTenantRequest { name: ids.tenant.clone() }]),
+        "codelia.v1.AdminService.GetTenant" => {
+            not_found([GetTenantRequest { name: ids.tenant.clone() }])
+        }
         "codelia.v1.AdminService.ListTenants" => {
             Expected::Unmentioned(ListTenantsRequest::default().encode_to_vec())
         }
@@ -173,7 +192,12 @@ fn of_admin(method: &str, ids: &Ids) -> Option<Expected> {
             not_found([ListKeysRequest { parent: ids.tenant.clone(), ..Default::default() }])
         }
         "codelia.v1.AdminService.RevokeKey" => {
-            let own = ids.key.rsplit('/').next().map(|id| format!("tenants/-/keys/{id}")).unwrap_or_default();
+            let own = ids
+                .key
+                .rsplit('/')
+                .next()
+                .map(|id| format!("tenants/-/keys/{id}"))
+                .unwrap_or_default();
             not_found([ids.key.clone(), own].map(|name| RevokeKeyRequest { name }))
         }
         _ => return None,
@@ -187,13 +211,18 @@ fn of_tools(method: &str, ids: &Ids) -> Option<Expected> {
     let reason = || "mine".to_owned();
     Some(match method {
         "codelia.v1.ToolService.RegisterTool" => {
-            let declaration =
-                ToolDeclaration { owner: "me".into(), executables: vec!["sh".into()], ..Default::default() };
+            let declaration = ToolDeclaration {
+                owner: "me".into(),
+                executables: vec!["sh".into()],
+                ..Default::default()
+            };
             let declaration = Some(declaration);
             not_found([RegisterToolRequest { name, declaration, expected_version: None }])
         }
         "codelia.v1.ToolService.GetTool" => not_found(names().map(|name| GetToolRequest { name })),
-        "codelia.v1.ToolService.DeleteTool" => not_found(names().map(|name| DeleteToolRequest { name })),
+        "codelia.v1.ToolService.DeleteTool" => {
+            not_found(names().map(|name| DeleteToolRequest { name }))
+        }
         "codelia.v1.ToolService.ListTools" => {
             not_found([ListToolsRequest { parent: ids.tenant.clone(), ..Default::default() }])
         }
@@ -216,7 +245,9 @@ fn of_volumes(method: &str) -> Option<Expected> {
             Expected::Unmentioned(request.encode_to_vec())
         }
         "codelia.v1.VolumeService.GetVolume" => not_found([GetVolumeRequest { name: name() }]),
-        "codelia.v1.VolumeService.DeleteVolume" => not_found([DeleteVolumeRequest { name: name() }]),
+        "codelia.v1.VolumeService.DeleteVolume" => {
+            not_found([DeleteVolumeRequest { name: name() }])
+        }
         "codelia.v1.VolumeService.ListVolumes" => {
             Expected::Unmentioned(ListVolumesRequest::default().encode_to_vec())
         }
@@ -229,16 +260,18 @@ fn of_approvals(method: &str, ids: &Ids) -> Option<Expected> {
     let sessions = || [ids.session.clone(), ids.alias.clone()];
     let name = || ids.approval.clone();
     Some(match method {
-        "codelia.v1.ApprovalService.ListApprovals" => {
-            not_found(sessions().map(|parent| ListApprovalsRequest { parent, ..Default::default() }))
-        }
+        "codelia.v1.ApprovalService.ListApprovals" => not_found(
+            sessions().map(|parent| ListApprovalsRequest { parent, ..Default::default() }),
+        ),
         "codelia.v1.AuditService.ListEvents" => {
             not_found(sessions().map(|parent| ListEventsRequest { parent, ..Default::default() }))
         }
         "codelia.v1.ApprovalService.WatchApprovals" => {
             not_found(sessions().map(|parent| WatchApprovalsRequest { parent }))
         }
-        "codelia.v1.ApprovalService.GetApproval" => not_found([GetApprovalRequest { name: name() }]),
+        "codelia.v1.ApprovalService.GetApproval" => {
+            not_found([GetApprovalRequest { name: name() }])
+        }
         "codelia.v1.ApprovalService.DecideApproval" => {
             let decision = ApprovalDecision::Allow.into();
             not_found([DecideApprovalRequest { name: name(), decision, ..Default::default() }])
@@ -259,20 +292,26 @@ fn of_files(method: &str, ids: &Ids) -> Option<Expected> {
             let open = WriteFileOpen { parent, path: path(), ..Default::default() };
             WriteFileRequest { kind: Some(write_file_request::Kind::Open(open)) }
         })),
-        "codelia.v1.FileService.ReadFile" => {
-            not_found(sessions().map(|parent| ReadFileRequest { parent, path: path(), ..Default::default() }))
-        }
-        "codelia.v1.FileService.StatFile" => {
-            not_found(sessions().map(|parent| StatFileRequest { parent, path: path(), ..Default::default() }))
-        }
-        "codelia.v1.FileService.ListFiles" => {
-            not_found(sessions().map(|parent| ListFilesRequest { parent, ..Default::default() }))
-        }
-        "codelia.v1.FileService.MakeDirectory" => not_found(sessions().map(|parent| MakeDirectoryRequest {
+        "codelia.v1.FileService.ReadFile" => not_found(sessions().map(|parent| ReadFileRequest {
             parent,
             path: path(),
             ..Default::default()
         })),
+        "codelia.v1.FileService.StatFile" => not_found(sessions().map(|parent| StatFileRequest {
+            parent,
+            path: path(),
+            ..Default::default()
+        })),
+        "codelia.v1.FileService.ListFiles" => {
+            not_found(sessions().map(|parent| ListFilesRequest { parent, ..Default::default() }))
+        }
+        "codelia.v1.FileService.MakeDirectory" => {
+            not_found(sessions().map(|parent| MakeDirectoryRequest {
+                parent,
+                path: path(),
+                ..Default::default()
+            }))
+        }
         "codelia.v1.FileService.MoveFile" => not_found(sessions().map(|parent| MoveFileRequest {
             parent,
             source_path: path(),
@@ -286,7 +325,11 @@ fn of_files(method: &str, ids: &Ids) -> Option<Expected> {
             overwrite: true,
         })),
         "codelia.v1.FileService.RemoveFile" => {
-            not_found(sessions().map(|parent| RemoveFileRequest { parent, path: path(), recursive: true }))
+            not_found(sessions().map(|parent| RemoveFileRequest {
+                parent,
+                path: path(),
+                recursive: true,
+            }))
         }
         "codelia.v1.FileService.ExportFiles" => {
             not_found(sessions().map(|parent| ExportFilesRequest { parent, ..Default::default() }))
@@ -317,7 +360,8 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
         }
         "codelia.v1.AdminService.UpdateQuotas" => {
             let quotas = Some(Quotas { sessions: Some(1), ..Default::default() });
-            UpdateQuotasRequest { name: ids.tenant.clone(), quotas, update_mask: None }.encode_to_vec()
+            UpdateQuotasRequest { name: ids.tenant.clone(), quotas, update_mask: None }
+                .encode_to_vec()
         }
         "codelia.v1.AdminService.SetIsolationFloor" => SetIsolationFloorRequest {
             name: ids.tenant.clone(),
@@ -344,9 +388,12 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
             ResumeTenantRequest { name: ids.tenant.clone() }.encode_to_vec()
         }
         "codelia.v1.AdminService.DeleteTenant" => {
-            DeleteTenantRequest { name: ids.tenant.clone(), force: true, allow_missing: true }.encode_to_vec()
+            DeleteTenantRequest { name: ids.tenant.clone(), force: true, allow_missing: true }
+                .encode_to_vec()
         }
-        "codelia.v1.AdminService.ListTenantRuns" => ListTenantRunsRequest::default().encode_to_vec(),
+        "codelia.v1.AdminService.ListTenantRuns" => {
+            ListTenantRunsRequest::default().encode_to_vec()
+        }
         "codelia.v1.AdminService.CancelTenantRun" => {
             let run = ids.run.rsplit('/').next().unwrap_or_default();
             let name = format!("{}/runs/{run}", ids.tenant);
@@ -355,13 +402,21 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
         "codelia.v1.AuditService.VerifyEvents" => Vec::new(),
         "codelia.v1.FlagService.SetFlag" => {
             let rule = FlagRule { mode: SandboxMode::Logical.into(), ..Default::default() };
-            SetFlagRequest { name: "flags/mine".into(), rule: Some(rule), reason: "mine".into(), force: true }
-                .encode_to_vec()
+            SetFlagRequest {
+                name: "flags/mine".into(),
+                rule: Some(rule),
+                reason: "mine".into(),
+                force: true,
+            }
+            .encode_to_vec()
         }
-        "codelia.v1.FlagService.GetFlag" => GetFlagRequest { name: "flags/mine".into() }.encode_to_vec(),
+        "codelia.v1.FlagService.GetFlag" => {
+            GetFlagRequest { name: "flags/mine".into() }.encode_to_vec()
+        }
         "codelia.v1.FlagService.ListFlags" => ListFlagsRequest::default().encode_to_vec(),
         "codelia.v1.FlagService.ListFlagHistory" => {
-            ListFlagHistoryRequest { name: "flags/mine".into(), ..Default::default() }.encode_to_vec()
+            ListFlagHistoryRequest { name: "flags/mine".into(), ..Default::default() }
+                .encode_to_vec()
         }
         "codelia.v1.FlagService.RollbackFlag" => {
             RollbackFlagRequest { name: "flags/mine".into(), reason: "mine".into(), revision: None }
@@ -370,7 +425,8 @@ fn for_operators(method: &str, ids: &Ids) -> Option<Vec<u8>> {
         "codelia.v1.ToolService.ApproveToolLevel" => {
             let name = format!("{}/tools/theirs", ids.tenant);
             let level = IsolationLevel::IsolationLevel0.into();
-            ApproveToolLevelRequest { name, version: 1, level, reason: "mine".into() }.encode_to_vec()
+            ApproveToolLevelRequest { name, version: 1, level, reason: "mine".into() }
+                .encode_to_vec()
         }
         "codelia.v1.AdminService.UndrainWorker" => {
             UndrainWorkerRequest { name: "workers/worker-0".into() }.encode_to_vec()
@@ -394,8 +450,9 @@ fn missing_ids() -> Ids {
 
 /// Creates resources of another tenant and returns their ids.
 async fn owned_by(cluster: &Cluster, client: &Client) -> Result<Ids> {
-    let session =
-        client.create(CreateSessionRequest { alias: "secret-alias".into(), ..Default::default() }).await?;
+    let session = client
+        .create(CreateSessionRequest { alias: "secret-alias".into(), ..Default::default() })
+        .await?;
     let run = client.exec(&session.name, "echo secret").await?.run().clone();
     // The file exists, so NOT_FOUND is not due to a missing file.
     client.put(&session.name, "secret", "a").await?;
@@ -405,10 +462,14 @@ async fn owned_by(cluster: &Cluster, client: &Client) -> Result<Ids> {
         ..Default::default()
     };
     let key = client.admin().create_key(request).await?.into_inner().key.unwrap_or_default();
-    let declaration =
-        ToolDeclaration { owner: "owner".into(), executables: vec!["sh".into()], ..Default::default() };
+    let declaration = ToolDeclaration {
+        owner: "owner".into(),
+        executables: vec!["sh".into()],
+        ..Default::default()
+    };
     let name = "tools/theirs".to_owned();
-    let request = RegisterToolRequest { name, declaration: Some(declaration), expected_version: Some(0) };
+    let request =
+        RegisterToolRequest { name, declaration: Some(declaration), expected_version: Some(0) };
     client.tools().register_tool(request).await?;
     let volume = CreateVolumeRequest { volume_id: "theirs".into(), ..Default::default() };
     client.volumes().create_volume(volume).await?;
@@ -495,10 +556,19 @@ async fn foreign_ids_are_not_found_on_every_method() -> Result<()> {
     let session = owner.get_session(&ids.session).await?;
     assert_eq!(session.state(), SessionState::Open, "another tenant ended the owner's session");
     let approval = GetApprovalRequest { name: ids.approval.clone() };
-    let approval = owner.approvals().get_approval(approval).await?.into_inner().approval.unwrap_or_default();
-    assert_eq!(approval.state(), ApprovalState::Pending, "another tenant decided the owner's approval");
+    let approval =
+        owner.approvals().get_approval(approval).await?.into_inner().approval.unwrap_or_default();
+    assert_eq!(
+        approval.state(),
+        ApprovalState::Pending,
+        "another tenant decided the owner's approval"
+    );
     assert_eq!(owner.exec(&ids.session, "echo mine").await?.stdout_text(), "mine\n");
-    assert_eq!(owner.get(&ids.session, "secret").await?, "a", "another tenant changed the owner's file");
+    assert_eq!(
+        owner.get(&ids.session, "secret").await?,
+        "a",
+        "another tenant changed the owner's file"
+    );
     cluster.end().await
 }
 
@@ -506,7 +576,8 @@ async fn foreign_ids_are_not_found_on_every_method() -> Result<()> {
 async fn reflection_lists_every_tested_method() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let tested: BTreeSet<_> = all_methods()?.iter().map(|method| method.full_name().to_owned()).collect();
+    let tested: BTreeSet<_> =
+        all_methods()?.iter().map(|method| method.full_name().to_owned()).collect();
     let reflected: BTreeSet<_> = reflected_methods(&client).await?.into_iter().collect();
     assert_eq!(reflected, tested);
     assert!(tested.len() >= 20);

@@ -45,7 +45,8 @@ async fn timeout_message_says_how_to_raise_it() -> Result<()> {
 async fn detached_run_outlives_default_timeout() -> Result<()> {
     let cluster = cluster(&[("CODELIA_LIMITS_TIMEOUT", "1s")]).await?;
     let client = cluster.tenant("a").await?;
-    let started = cli(&cluster, &client, &["run", "-d", "--", "sh", "-c", "sleep 2; echo served"]).await?;
+    let started =
+        cli(&cluster, &client, &["run", "-d", "--", "sh", "-c", "sleep 2; echo served"]).await?;
     let run = started.stdout.trim().to_owned();
     // With a terminal of its own, as a user would follow it.
     let mut terminal = Terminal::start(&cluster.cli(&client, &["attach", &run]), 80, 24)?;

@@ -6,7 +6,9 @@ use std::{
 };
 
 use anyhow::Result;
-use codelia_proto::internal::v1::{OfferSessionRequest, worker_service_client::WorkerServiceClient};
+use codelia_proto::internal::v1::{
+    OfferSessionRequest, worker_service_client::WorkerServiceClient,
+};
 use codelia_tests::{Certificates, Client, Cluster, ClusterOptions, Process, eventually};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
@@ -30,10 +32,13 @@ async fn api_serves_tls_from_configuration() -> Result<()> {
     let authority = Certificates::new()?;
     authority.write(cluster.directory(), "api", &["localhost"])?;
     let (certificate, key) = (path(&cluster, "api.pem"), path(&cluster, "api.key"));
-    cluster.add_api_with(&[("CODELIA_API_TLS_CERT", &certificate), ("CODELIA_API_TLS_KEY", &key)]).await?;
+    cluster
+        .add_api_with(&[("CODELIA_API_TLS_CERT", &certificate), ("CODELIA_API_TLS_KEY", &key)])
+        .await?;
     let endpoint = format!("https://{}", cluster.apis[1].address);
 
-    let trusting = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority.authority_pem()));
+    let trusting =
+        ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority.authority_pem()));
     let client = Client::connect_tls(&endpoint, &secret, trusting).await?;
     let session = client.session().await?;
     assert_eq!(client.exec(&session.name, "echo secret").await?.stdout_text(), "secret\n");
@@ -53,11 +58,15 @@ async fn api_serves_tls_from_configuration() -> Result<()> {
 #[tokio::test]
 async fn api_and_worker_use_mtls_over_tcp() -> Result<()> {
     let mut cluster =
-        Cluster::start_with(ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() }).await?;
+        Cluster::start_with(ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() })
+            .await?;
     let authority = Certificates::new()?;
     authority.write(cluster.directory(), "inside", &["codelia-worker"])?;
-    let (ca, certificate, key) =
-        (path(&cluster, "inside-ca.pem"), path(&cluster, "inside.pem"), path(&cluster, "inside.key"));
+    let (ca, certificate, key) = (
+        path(&cluster, "inside-ca.pem"),
+        path(&cluster, "inside.pem"),
+        path(&cluster, "inside.key"),
+    );
     let tls = [
         ("CODELIA_INTERNAL_TLS_CA", ca.as_str()),
         ("CODELIA_INTERNAL_TLS_CERT", &certificate),
@@ -87,7 +96,10 @@ async fn api_and_worker_use_mtls_over_tcp() -> Result<()> {
     for tls in [trusting(), trusting().identity(identity)] {
         assert!(!is_answered(&address, Some(tls)).await, "the worker answered an untrusted caller");
     }
-    assert!(!is_answered(&address.replace("https", "http"), None).await, "the worker answered without TLS");
+    assert!(
+        !is_answered(&address.replace("https", "http"), None).await,
+        "the worker answered without TLS"
+    );
     cluster.end().await
 }
 
@@ -101,7 +113,10 @@ async fn is_answered(address: &str, tls: Option<ClientTlsConfig>) -> bool {
     let Ok(endpoint) = endpoint else { return false };
     let mut worker = WorkerServiceClient::new(endpoint.connect_lazy());
     worker
-        .offer_session(OfferSessionRequest { session_id: uuid::Uuid::now_v7().to_string(), is_new: false })
+        .offer_session(OfferSessionRequest {
+            session_id: uuid::Uuid::now_v7().to_string(),
+            is_new: false,
+        })
         .await
         .is_ok()
 }
@@ -109,7 +124,8 @@ async fn is_answered(address: &str, tls: Option<ClientTlsConfig>) -> bool {
 #[tokio::test]
 async fn tcp_worker_without_certificates_refuses_to_start() -> Result<()> {
     let cluster =
-        Cluster::start_with(ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() }).await?;
+        Cluster::start_with(ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() })
+            .await?;
     let mut command = cluster.command("worker", "open")?;
     command
         .env("CODELIA_WORKER_LISTEN", "127.0.0.1:0")
@@ -197,7 +213,8 @@ async fn metric(address: &str, series: &str) -> Result<f64> {
 /// Replaces the files one by one by renaming, as `certs dev --force` does.
 #[tokio::test]
 async fn changed_certificates_are_used_without_restart() -> Result<()> {
-    let mut cluster = Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
+    let mut cluster =
+        Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
     let (dir, old) = (cluster.directory().join("certs"), cluster.directory().join("old"));
     let certificates = dev_certificates(&dir, &["--days", "10"]).await?;
     let mut worker = settings(&certificates["worker"]);
@@ -248,7 +265,8 @@ async fn changed_certificates_are_used_without_restart() -> Result<()> {
 #[tokio::test]
 async fn worker_certificate_does_not_call_workers() -> Result<()> {
     let mut cluster =
-        Cluster::start_with(ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() }).await?;
+        Cluster::start_with(ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() })
+            .await?;
     let dir = cluster.directory().join("certs");
     let certificates = dev_certificates(&dir, &[]).await?;
     let mut worker = settings(&certificates["worker"]);
@@ -270,7 +288,8 @@ async fn worker_certificate_does_not_call_workers() -> Result<()> {
 #[tokio::test]
 async fn public_address_without_tls_is_refused_in_prod() -> Result<()> {
     let cluster =
-        Cluster::start_with(ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() }).await?;
+        Cluster::start_with(ClusterOptions { apis: 0, workers: 0, ..ClusterOptions::default() })
+            .await?;
     let api = |profile: &str| -> Result<Command> {
         let mut command = cluster.command("api", profile)?;
         command.env("CODELIA_PROFILE", profile).env("CODELIA_API_LISTEN", "0.0.0.0:0");
@@ -283,7 +302,12 @@ async fn public_address_without_tls_is_refused_in_prod() -> Result<()> {
     for (name, command, warns) in [("dev", api("dev")?, true), ("proxy", behind_proxy, false)] {
         let mut process = Process::start(name, command, cluster.directory())?;
         process.ready().await?;
-        assert_eq!(process.read_log().contains("without TLS"), warns, "{name}: {}", process.read_log());
+        assert_eq!(
+            process.read_log().contains("without TLS"),
+            warns,
+            "{name}: {}",
+            process.read_log()
+        );
         process.terminate().await?;
     }
     cluster.end().await

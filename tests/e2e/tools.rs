@@ -27,8 +27,11 @@ fn declaration(level: IsolationLevel) -> ToolDeclaration {
 }
 
 async fn register(client: &Client, declaration: ToolDeclaration) -> Result<Tool, Status> {
-    let request =
-        RegisterToolRequest { name: NAME.into(), declaration: Some(declaration), expected_version: None };
+    let request = RegisterToolRequest {
+        name: NAME.into(),
+        declaration: Some(declaration),
+        expected_version: None,
+    };
     Ok(client.tools().register_tool(request).await?.into_inner().tool.unwrap_or_default())
 }
 
@@ -74,7 +77,8 @@ async fn events(cluster: &Cluster, kind: EventKind) -> Result<usize> {
 
 #[tokio::test]
 async fn unapproved_or_quarantined_tool_is_refused_by_every_api() -> Result<()> {
-    let cluster = Cluster::start_with(ClusterOptions { apis: 2, ..ClusterOptions::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { apis: 2, ..ClusterOptions::default() }).await?;
     let operator = cluster.operator().await?;
     let first = cluster.tenant("a").await?;
     let second = Client::connect(&cluster.endpoint(1), &first.secret).await?;
@@ -86,7 +90,11 @@ async fn unapproved_or_quarantined_tool_is_refused_by_every_api() -> Result<()> 
     let tool = register(&first, declaration(IsolationLevel::IsolationLevel0)).await?;
     assert_eq!(tool.name, "tenants/a/tools/shell");
     assert_eq!(refused(&second, run()).await, "TOOL_NOT_APPROVED");
-    assert_eq!(approve(&first, &tool).await.unwrap_err().code(), Code::PermissionDenied, "only operators");
+    assert_eq!(
+        approve(&first, &tool).await.unwrap_err().code(),
+        Code::PermissionDenied,
+        "only operators"
+    );
     approve(&operator, &tool).await?;
     // Each api has a copy by now, and learns of each change at its next call.
     for client in [&first, &second] {
@@ -98,9 +106,16 @@ async fn unapproved_or_quarantined_tool_is_refused_by_every_api() -> Result<()> 
     for client in [&second, &first] {
         let status = client.start(with_tool(run())).await.unwrap_err();
         assert_eq!(refusal(&status).reason, "TOOL_QUARANTINED");
-        assert!(status.message().contains("looks bad") && status.message().contains("codelia tools release"));
+        assert!(
+            status.message().contains("looks bad")
+                && status.message().contains("codelia tools release")
+        );
     }
-    assert_eq!(client_of_scope(&cluster, &first).await?, Code::PermissionDenied, "needs an administrator");
+    assert_eq!(
+        client_of_scope(&cluster, &first).await?,
+        Code::PermissionDenied,
+        "needs an administrator"
+    );
     release(&second).await?;
     succeeds(&first, &session, "true").await?;
     // A changed declaration needs a new approval.
@@ -167,7 +182,11 @@ async fn approved_tool_runs_at_its_level_in_bwrap() -> Result<()> {
     let unusual = "perl -e 'exit(syscall(238,0,0,0)==0 ? 0 : 7)'";
     register(&client, declaration(IsolationLevel::Unspecified)).await?;
     let run = client.start(with_tool(shell(&session, unusual))).await?;
-    assert_eq!(client.watch_to_end(&run.name, 0).await?.outcome(), Kind::Exited(7), "nothing declared");
+    assert_eq!(
+        client.watch_to_end(&run.name, 0).await?.outcome(),
+        Kind::Exited(7),
+        "nothing declared"
+    );
     let run = client.get_run(&run.name).await?;
     assert_eq!((run.level(), run.violation_count), (IsolationLevel::IsolationLevel2, 1));
 
@@ -212,7 +231,8 @@ async fn tools_are_managed_on_the_command_line() -> Result<()> {
     let run = ["run", "--tool", "echo", "--", "echo", "hello", "you"];
     let refused = cli(&client, &run).await?;
     assert!(refused.stderr.contains("codelia tools approve"), "{refused:?}");
-    let approve = ["tools", "approve", "echo", "--tenant", "a", "--level", "LEVEL_0", "--version", "1"];
+    let approve =
+        ["tools", "approve", "echo", "--tenant", "a", "--level", "LEVEL_0", "--version", "1"];
     let approved = cli(&operator, &[&approve[..], &["--reason", "fine"]].concat()).await?;
     assert!(approved.stdout.contains("fine"), "{approved:?}");
     assert_eq!(cli(&client, &run).await?.stdout, "hello you\n");
@@ -248,14 +268,18 @@ async fn transactional_tool_drops_changes_of_escape_attempt() -> Result<()> {
     let run = client.start(with_tool(shell(&session, attempt))).await?;
     client.watch_to_end(&run.name, 0).await?;
     let ended = client.get_run(&run.name).await?;
-    ensure!(ended.transaction() == TransactionMode::Apply && ended.violation_count > 0, "{ended:?}");
+    ensure!(
+        ended.transaction() == TransactionMode::Apply && ended.violation_count > 0,
+        "{ended:?}"
+    );
     ensure!(ended.changes.is_some_and(|it| it.state() == ChangesState::Dropped));
     ensure!(client.exec(&session, tree).await?.stdout_text() == before);
     // The control: without the tool, the changes are seen.
     client.exec(&session, attempt).await?;
     ensure!(client.exec(&session, tree).await?.stdout_text() != before);
 
-    let container = StartRunRequest { mode: SandboxMode::Container.into(), ..shell(&session, "true") };
+    let container =
+        StartRunRequest { mode: SandboxMode::Container.into(), ..shell(&session, "true") };
     let status = client.start(with_tool(container)).await.err().context("refused")?;
     ensure!(refusal(&status).fields == ["tool.transaction"], "{status:?}");
     cluster.end().await

@@ -33,7 +33,8 @@ const RECOVERIES: [(&str, &[&str]); 3] = [
     ("committed", &["recovered"]),
 ];
 const DIRECTORIES: usize = 10;
-const LIST: &str = "cat d*/file | sort -u; ls d*/only-* | sed s/.*-// | sort -u; ls d*/only-* | wc -l";
+const LIST: &str =
+    "cat d*/file | sort -u; ls d*/only-* | sed s/.*-// | sort -u; ls d*/only-* | wc -l";
 
 /// A session whose files all have the same number.
 struct Numbered {
@@ -71,12 +72,14 @@ impl Numbered {
             process.signal(Signal::KILL)?;
             process.exited().await?;
         }
-        let settings: Vec<_> = step.map(|step| ("CODELIA_TEST_KILL_AT", step)).into_iter().collect();
+        let settings: Vec<_> =
+            step.map(|step| ("CODELIA_TEST_KILL_AT", step)).into_iter().collect();
         self.cluster.restart_worker_with(0, &settings).await
     }
 
     async fn dies(&mut self, step: &str) -> Result<()> {
-        let status = self.cluster.workers[0].process.exited().await.with_context(|| step.to_owned())?;
+        let status =
+            self.cluster.workers[0].process.exited().await.with_context(|| step.to_owned())?;
         ensure!(status.signal() == Some(9), "{step}: {status:?}");
         Ok(())
     }

@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{
-    CancelRunRequest, ChangeKind, Changes, ChangesState, Run, SandboxMode, StartRunRequest, TransactionMode,
-    outcome,
+    CancelRunRequest, ChangeKind, Changes, ChangesState, Run, SandboxMode, StartRunRequest,
+    TransactionMode, outcome,
 };
 use codelia_tests::{Client, Cluster, Process, eventually, refusal, shell};
 use rustix::process::{Pid, Signal, kill_process};
@@ -57,7 +57,8 @@ fn leftovers(cluster: &Cluster) -> Result<Vec<PathBuf>> {
 }
 
 pub(crate) async fn nothing_is_left(cluster: &Cluster) {
-    let is_clean = || async { leftovers(cluster).is_ok_and(|found| found.is_empty()).then_some(()) };
+    let is_clean =
+        || async { leftovers(cluster).is_ok_and(|found| found.is_empty()).then_some(()) };
     eventually("no changes are left", is_clean).await;
 }
 
@@ -65,7 +66,8 @@ async fn changes_are_applied_or_dropped(mode: &'static str) -> Result<()> {
     let Some(cluster) = isolating(mode, 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
     let session = client.session().await?.name;
-    let setup = "mkdir dir old; echo 1 > dir/file; echo 1 > old/file; echo 1 > gone; ln -s /etc out";
+    let setup =
+        "mkdir dir old; echo 1 > dir/file; echo 1 > old/file; echo 1 > gone; ln -s /etc out";
     ensure!(exit_code(&run(&client, shell(&session, setup)).await?) == Some(0));
     let list = "find . ! -name . -printf '%p %l %M %U ' -exec cat {} \\; 2>/dev/null | sort; id -u";
     let before = client.exec(&session, list).await?.stdout_text();
@@ -78,22 +80,27 @@ async fn changes_are_applied_or_dropped(mode: &'static str) -> Result<()> {
         (transactional(&session, &format!("unshare --user true; {script} 0")), true),
         (transactional(&session, &format!("{script} 0; ")), false),
     ] {
-        let preview = StartRunRequest { transaction: TransactionMode::Preview.into(), ..request.clone() };
+        let preview =
+            StartRunRequest { transaction: TransactionMode::Preview.into(), ..request.clone() };
         for (request, is_dropped) in [(preview, true), (request, is_dropped)] {
             let ended = run(&client, request).await?;
             let changes = changes(&ended)?;
             let counts = (changes.added, changes.changed, changes.removed);
             ensure!(counts == (2, 4, 1), "{ended:?}");
             ensure!((changes.state() == ChangesState::Dropped) == is_dropped, "{ended:?}");
-            let removed: Vec<_> =
-                changes.entries.iter().filter(|entry| entry.kind() == ChangeKind::Removed).collect();
+            let removed: Vec<_> = changes
+                .entries
+                .iter()
+                .filter(|entry| entry.kind() == ChangeKind::Removed)
+                .collect();
             ensure!(removed.len() == 1 && removed[0].path == "gone" && removed[0].size_bytes == 2);
             if is_dropped {
                 ensure!(client.exec(&session, list).await?.stdout_text() == before, "{ended:?}");
             }
         }
     }
-    let check = "cat dir/file old/new out/passwd; ls; stat -c '%a %u' dir; test ! -L out; ls old; id -u";
+    let check =
+        "cat dir/file old/new out/passwd; ls; stat -c '%a %u' dir; test ! -L out; ls old; id -u";
     let after = client.exec(&session, check).await?.stdout_text();
     ensure!(after == "2\n2\n2\ndir\nold\nout\n750 1000\nnew\n1000\n", "{after}");
 
@@ -105,7 +112,10 @@ async fn changes_are_applied_or_dropped(mode: &'static str) -> Result<()> {
     client.runs().cancel_run(CancelRunRequest { name, ..Default::default() }).await?;
     let ended = client.watch_to_end(&canceled.name, 0).await?;
     ensure!(matches!(ended.outcome(), outcome::Kind::Canceled(_)), "{ended:?}");
-    ensure!(refused.is_err_and(|status| status.code() == Code::Unavailable), "file calls keep away");
+    ensure!(
+        refused.is_err_and(|status| status.code() == Code::Unavailable),
+        "file calls keep away"
+    );
     let missing = StartRunRequest {
         transaction: TransactionMode::Apply.into(),
         ..codelia_tests::command(&session, &["/no"])
@@ -136,7 +146,8 @@ async fn killed_worker_applies_all_or_nothing() -> Result<()> {
     let Some(mut cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
     let session = client.session().await?.name;
-    let setup = "mkdir $(seq -f d%g 1000); for i in d*; do echo 0 > $i/file; echo 0 > $i/only-0; done";
+    let setup =
+        "mkdir $(seq -f d%g 1000); for i in d*; do echo 0 > $i/file; echo 0 > $i/only-0; done";
     ensure!(exit_code(&run(&client, shell(&session, setup)).await?) == Some(0));
     let (mut number, mut halves) = (0, 0);
     for moment in [Moment::Prepared, Moment::Applying] {
@@ -157,7 +168,8 @@ async fn killed_worker_applies_all_or_nothing() -> Result<()> {
             ensure!(moment == Moment::Prepared, "what is committed is applied: {ended:?}");
             ensure!(matches!(ended.outcome.and_then(|it| it.kind), Some(outcome::Kind::Lost(_))));
         }
-        let list = "cat d*/file | sort -u; ls d*/only-* | sed s/.*-// | sort -u; ls d*/only-* | wc -l";
+        let list =
+            "cat d*/file | sort -u; ls d*/only-* | sed s/.*-// | sort -u; ls d*/only-* | wc -l";
         let seen = client.exec(&session, list).await?.stdout_text();
         ensure!(seen == format!("{number}\n{number}\n1000\n"), "{moment:?}: {seen}");
     }
@@ -214,7 +226,8 @@ async fn transaction_is_alone_and_refused_by_field() -> Result<()> {
     let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
     let session = client.session().await?.name;
-    let logical = StartRunRequest { mode: SandboxMode::Logical.into(), ..transactional(&session, "true") };
+    let logical =
+        StartRunRequest { mode: SandboxMode::Logical.into(), ..transactional(&session, "true") };
     let status = client.start(logical).await.err().context("refused")?;
     ensure!(refusal(&status).fields == ["transaction"], "{status:?}");
     ensure!(status.message().contains("use mode native, bwrap or nsjail"), "{status:?}");
@@ -222,7 +235,8 @@ async fn transaction_is_alone_and_refused_by_field() -> Result<()> {
     // It waits for a run before it, and a run after it waits for it.
     let first = client.start(shell(&session, "echo 1 > file; sleep 1; echo 2 > file")).await?;
     started(&client, &first.name).await?;
-    let second = client.start(transactional(&session, "cat file; sleep 1; echo 3 > file; cat file")).await?;
+    let second =
+        client.start(transactional(&session, "cat file; sleep 1; echo 3 > file; cat file")).await?;
     let waits = || async {
         let listed = client.get_run(&second.name).await.ok()?;
         (!listed.worker_id.is_empty()).then_some(())
@@ -242,9 +256,10 @@ async fn diff_lists_changes_of_run() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let codelia = |arguments: &[&str]| Process::finish(cluster.cli(&client, arguments), b"");
     ensure!(codelia(&["session", "create", "--alias", "work"]).await?.code == Some(0));
-    let script =
-        "for i in $(seq 1100); do : > file-$i; done; printf '\\033[31m' > \"$(printf 'a\\033[31m')\"";
-    let done = codelia(&["run", "--json", "-s", "work", "--transactional", "--", "sh", "-c", script]).await?;
+    let script = "for i in $(seq 1100); do : > file-$i; done; printf '\\033[31m' > \"$(printf 'a\\033[31m')\"";
+    let done =
+        codelia(&["run", "--json", "-s", "work", "--transactional", "--", "sh", "-c", script])
+            .await?;
     let record: serde_json::Value = serde_json::from_str(&done.stdout)?;
     ensure!(
         record["transaction"] == "TRANSACTION_MODE_APPLY" && record["changes"]["added"] == "1101",
@@ -260,7 +275,10 @@ async fn diff_lists_changes_of_run() -> Result<()> {
         diff.code == Some(0) && diff.stdout.contains("added") && diff.stdout.contains("file-"),
         "{diff:?}"
     );
-    ensure!(diff.stderr.contains("applied: 1101 added, 0 changed, 0 removed (101 not listed)"), "{diff:?}");
+    ensure!(
+        diff.stderr.contains("applied: 1101 added, 0 changed, 0 removed (101 not listed)"),
+        "{diff:?}"
+    );
     let done = codelia(&["run", "--json", "-s", "work", "--preview", "--", "rm", "file-1"]).await?;
     let record: serde_json::Value = serde_json::from_str(&done.stdout)?;
     let diff = codelia(&["diff", "--json", record["runId"].as_str().context("runId")?]).await?;
@@ -277,7 +295,8 @@ async fn diff_lists_changes_of_run() -> Result<()> {
     cluster.end().await
 }
 
-/// Prints what a transactional run costs next to a plain one. `CODELIA_TEST_FILES` sets the number of files.
+/// Prints what a transactional run costs next to a plain one. `CODELIA_TEST_FILES` sets the number
+/// of files.
 #[tokio::test]
 async fn cost_of_changes_is_printed() -> Result<()> {
     let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
@@ -285,20 +304,27 @@ async fn cost_of_changes_is_printed() -> Result<()> {
     let most = std::env::var("CODELIA_TEST_FILES").map_or(Ok(10), |text| text.parse())?;
     for files in BTreeSet::from([10, most]) {
         let session = client.session().await?.name;
-        let script = |name: &str| format!("mkdir {name}; cd {name}; seq {files} | split -a 5 -l 1 - f");
+        let script =
+            |name: &str| format!("mkdir {name}; cd {name}; seq {files} | split -a 5 -l 1 - f");
         for (name, transaction) in [
             ("plain", TransactionMode::Unspecified),
             ("apply", TransactionMode::Apply),
             ("drop", TransactionMode::Preview),
         ] {
-            let request =
-                StartRunRequest { transaction: transaction.into(), ..shell(&session, &script(name)) };
+            let request = StartRunRequest {
+                transaction: transaction.into(),
+                ..shell(&session, &script(name))
+            };
             let began = Instant::now();
             let ended = run(&client, request).await?;
             ensure!(exit_code(&ended) == Some(0), "{ended:?}");
             let command = ended.usage.and_then(|usage| usage.wall_time).unwrap_or_default();
-            let command = f64::from(command.nanos) / 1e9 + f64::from(i32::try_from(command.seconds)?);
-            println!("{files} files, {name}: {:.3} s, command {command:.3} s", began.elapsed().as_secs_f64());
+            let command =
+                f64::from(command.nanos) / 1e9 + f64::from(i32::try_from(command.seconds)?);
+            println!(
+                "{files} files, {name}: {:.3} s, command {command:.3} s",
+                began.elapsed().as_secs_f64()
+            );
         }
         client.close(&session).await?;
     }

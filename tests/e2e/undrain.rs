@@ -17,7 +17,8 @@ async fn undrained_worker_takes_sessions_again() -> Result<()> {
     let session = operator.session().await?;
     assert!(session.worker_id.is_empty(), "a draining worker takes no session: {session:?}");
     for _ in 0..2 {
-        let undrained = operator.admin().undrain_worker(UndrainWorkerRequest { name: name.clone() }).await?;
+        let undrained =
+            operator.admin().undrain_worker(UndrainWorkerRequest { name: name.clone() }).await?;
         assert_eq!(undrained.into_inner().worker.unwrap_or_default().state(), WorkerState::Ready);
     }
     operator.exec(&session.name, "true").await?;
@@ -69,12 +70,14 @@ async fn process_that_shuts_down_stays_live() -> Result<()> {
     cluster.add_api_with(&[("CODELIA_METRICS_LISTEN", &of_api)]).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
-    let mut exec = Exec::start(&client, shell(&session.name, "echo begun; exec sleep 1000")).await?;
+    let mut exec =
+        Exec::start(&client, shell(&session.name, "echo begun; exec sleep 1000")).await?;
     exec.until_stdout("begun").await?;
     cluster.workers[0].process.signal(Signal::TERM)?;
     cluster.apis[0].process.signal(Signal::TERM)?;
     for address in [&of_api, &of_worker] {
-        let not_ready = || async { (http_get(address, "/readyz").await.ok()?.0 == 503).then_some(()) };
+        let not_ready =
+            || async { (http_get(address, "/readyz").await.ok()?.0 == 503).then_some(()) };
         eventually(("not ready", address), not_ready).await;
         assert_eq!(http_get(address, "/healthz").await?.0, 200, "it must not be restarted");
         assert_eq!(http_get(address, "/startupz").await?.0, 200);
@@ -105,7 +108,10 @@ async fn worker_that_shuts_down_cannot_be_undrained() -> Result<()> {
     })
     .await;
     let refused = refusal(&refused);
-    assert_eq!((refused.code, refused.reason.as_str()), (Code::FailedPrecondition, "WORKER_DRAINS_ITSELF"));
+    assert_eq!(
+        (refused.code, refused.reason.as_str()),
+        (Code::FailedPrecondition, "WORKER_DRAINS_ITSELF")
+    );
     operator.close(&session.name).await?;
     cluster.workers[0].process.exited().await?;
     cluster.end().await

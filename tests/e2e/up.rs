@@ -14,7 +14,11 @@ async fn run(place: &Up, script: &str) -> Result<codelia_tests::ProcessOutput> {
 /// A value in `client.toml`.
 fn client_file(place: &Up, key: &str) -> Result<String> {
     let path = place.data().join("client.toml");
-    assert_eq!(path.metadata()?.permissions().mode() & 0o777, 0o600, "other users can read the key");
+    assert_eq!(
+        path.metadata()?.permissions().mode() & 0o777,
+        0o600,
+        "other users can read the key"
+    );
     let text = std::fs::read_to_string(path)?;
     let line = text
         .lines()
@@ -30,7 +34,10 @@ async fn serves_from_start_to_end(place: &Up) -> Result<()> {
     assert!(printed.to_lowercase().contains("self-check"), "{printed}");
     assert!(printed.contains("ms") && printed.contains("codelia run"), "{printed}");
     let done = run(place, "echo out; echo err >&2; exit 7").await?;
-    assert_eq!((done.stdout.as_str(), done.stderr.as_str(), done.code), ("out\n", "err\n", Some(7)));
+    assert_eq!(
+        (done.stdout.as_str(), done.stderr.as_str(), done.code),
+        ("out\n", "err\n", Some(7))
+    );
     let key = place.data().join("secrets.key");
     assert_eq!(key.metadata()?.permissions().mode() & 0o777, 0o600, "other users can read the key");
     let mut secret = place.command(&["run", "--secret-env", "TOKEN", "--", "printenv", "TOKEN"]);
@@ -60,15 +67,20 @@ async fn up_restart_keeps_data() -> Result<()> {
     let place = Up::new()?;
     let mut first = place.start().await?;
     let secret = client_file(&place, "api_key")?;
-    let created = Process::finish(place.command(&["session", "create", "--alias", "kept"]), b"").await?;
+    let created =
+        Process::finish(place.command(&["session", "create", "--alias", "kept"]), b"").await?;
     assert_eq!(created.code, Some(0), "{created:?}");
-    Process::finish(place.command(&["run", "-s", "kept", "--", "sh", "-c", "echo there > file"]), b"")
-        .await?;
+    Process::finish(
+        place.command(&["run", "-s", "kept", "--", "sh", "-c", "echo there > file"]),
+        b"",
+    )
+    .await?;
     first.terminate().await?;
 
     let mut second = place.start().await?;
     assert_eq!(client_file(&place, "api_key")?, secret);
-    let done = Process::finish(place.command(&["run", "-s", "kept", "--", "cat", "file"]), b"").await?;
+    let done =
+        Process::finish(place.command(&["run", "-s", "kept", "--", "cat", "file"]), b"").await?;
     assert_eq!((done.stdout.as_str(), done.code), ("there\n", Some(0)), "{done:?}");
     second.terminate().await?;
     place.leak_guard().expect_no_processes().await;
@@ -119,9 +131,12 @@ async fn up_detaches_and_down_stops_it() -> Result<()> {
 async fn up_stops_while_a_command_runs() -> Result<()> {
     let place = Up::new()?;
     let mut up = place.start().await?;
-    let client = Client::connect(&client_file(&place, "endpoint")?, &client_file(&place, "api_key")?).await?;
+    let client =
+        Client::connect(&client_file(&place, "endpoint")?, &client_file(&place, "api_key")?)
+            .await?;
     let session = client.session().await?;
-    let request = codelia_tests::shell(&session.name, "echo up; trap '' TERM; while :; do sleep 1; done");
+    let request =
+        codelia_tests::shell(&session.name, "echo up; trap '' TERM; while :; do sleep 1; done");
     let mut exec = codelia_tests::Exec::start(&client, request).await?;
     exec.until_stdout("up").await?;
     up.signal(Signal::INT)?;
@@ -155,7 +170,8 @@ async fn permission_for_logical_ends_with_up() -> Result<()> {
     logical.terminate().await?;
 
     let mut isolated = place.start().await?;
-    let missing = isolated.printed().contains("no isolation").then_some("no isolating mode works here");
+    let missing =
+        isolated.printed().contains("no isolation").then_some("no isolating mode works here");
     if available("bwrap", missing) {
         let refused = unisolated().await?;
         assert_eq!((refused.stdout.as_str(), refused.code), ("", Some(125)), "{refused:?}");

@@ -26,8 +26,12 @@ async fn update_changes_only_masked_fields() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let labels = HashMap::from([("k".to_owned(), "v".to_owned())]);
     let idle_ttl = Some(duration_to_proto(Duration::from_secs(600)));
-    let create =
-        CreateSessionRequest { alias: "old".into(), labels: labels.clone(), idle_ttl, ..Default::default() };
+    let create = CreateSessionRequest {
+        alias: "old".into(),
+        labels: labels.clone(),
+        idle_ttl,
+        ..Default::default()
+    };
     let created = client.create(create).await?;
     let name = created.name.clone();
 
@@ -39,16 +43,21 @@ async fn update_changes_only_masked_fields() -> Result<()> {
         ..Default::default()
     };
     let changed = update(&client, request).await?;
-    assert_eq!((changed.alias.as_str(), &changed.labels, changed.idle_ttl), ("new", &labels, idle_ttl));
+    assert_eq!(
+        (changed.alias.as_str(), &changed.labels, changed.idle_ttl),
+        ("new", &labels, idle_ttl)
+    );
     let seconds = |session: &Session| session.expire_time.map(|time| time.seconds);
     assert!(seconds(&changed) > seconds(&created), "{changed:?}");
     client.exec("sessions/new", "true").await?;
     client.exec("sessions/old", "true").await.expect_err("the old alias");
 
     let update_mask = mask(&["alias", "labels", "idle_ttl"]);
-    let cleared =
-        update(&client, UpdateSessionRequest { name: name.clone(), update_mask, ..Default::default() })
-            .await?;
+    let cleared = update(
+        &client,
+        UpdateSessionRequest { name: name.clone(), update_mask, ..Default::default() },
+    )
+    .await?;
     assert!(cleared.alias.is_empty() && cleared.labels.is_empty() && cleared.idle_ttl.is_none());
     assert_eq!(cleared.expire_time, changed.expire_time);
     cluster.end().await
@@ -58,7 +67,8 @@ async fn update_changes_only_masked_fields() -> Result<()> {
 async fn impossible_update_changes_nothing() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let taken = client.create(CreateSessionRequest { alias: "taken".into(), ..Default::default() }).await?;
+    let taken =
+        client.create(CreateSessionRequest { alias: "taken".into(), ..Default::default() }).await?;
     let name = client.session().await?.name;
     let request = |paths: &[&str]| UpdateSessionRequest {
         name: name.clone(),
@@ -76,7 +86,10 @@ async fn impossible_update_changes_nothing() -> Result<()> {
         (alias(&["labels"]), "alias"),
     ] {
         let refused = refusal(&update(&client, request).await.expect_err(field));
-        assert_eq!((refused.code, refused.fields.as_slice()), (Code::InvalidArgument, &[field.into()][..]));
+        assert_eq!(
+            (refused.code, refused.fields.as_slice()),
+            (Code::InvalidArgument, &[field.into()][..])
+        );
     }
     client.close(&taken.name).await?;
     update(&client, alias(&["alias"])).await?;
@@ -92,7 +105,11 @@ async fn cli_updates_a_session() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let id = client.session().await?.session_id;
     let run = async |arguments: &[&str]| -> Result<_> {
-        Process::finish(cluster.cli(&client, &[&["session", "update", &id], arguments].concat()), b"").await
+        Process::finish(
+            cluster.cli(&client, &[&["session", "update", &id], arguments].concat()),
+            b"",
+        )
+        .await
     };
     let done = run(&["--alias", "work", "-l", "a=b", "--idle-ttl", "5m", "--json"]).await?;
     let session: Value = serde_json::from_str(&done.stdout).context("the session")?;

@@ -1,4 +1,5 @@
-//! Volumes: caches of a tenant that sessions mount. The package managers are in `network/caches.rs`.
+//! Volumes: caches of a tenant that sessions mount. The package managers are in
+//! `network/caches.rs`.
 
 use std::{
     fs,
@@ -8,14 +9,14 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{
-    CreateSessionRequest, CreateVolumeRequest, DeleteVolumeRequest, FilesystemPolicy, GetVolumeRequest,
-    ListVolumesRequest, Policy, SandboxMode, Session, StartRunRequest, Volume, VolumeMode, VolumeMount,
-    VolumeMountList, outcome,
+    CreateSessionRequest, CreateVolumeRequest, DeleteVolumeRequest, FilesystemPolicy,
+    GetVolumeRequest, ListVolumesRequest, Policy, SandboxMode, Session, StartRunRequest, Volume,
+    VolumeMode, VolumeMount, VolumeMountList, outcome,
 };
 use codelia_store::EventKind;
 use codelia_tests::{
-    Client, Cluster, ClusterOptions, Process, Transcript, eventually, is_root, recorded_events, refusal,
-    shell,
+    Client, Cluster, ClusterOptions, Process, Transcript, eventually, is_root, recorded_events,
+    refusal, shell,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tonic::{Code, Status};
@@ -43,7 +44,8 @@ async fn session(client: &Client, name: &str, mode: VolumeMode) -> Result<Sessio
 }
 
 async fn get(client: &Client, name: &str) -> Result<Volume, Status> {
-    let found = client.volumes().get_volume(GetVolumeRequest { name: format!("volumes/{name}") }).await?;
+    let found =
+        client.volumes().get_volume(GetVolumeRequest { name: format!("volumes/{name}") }).await?;
     Ok(found.into_inner().volume.unwrap_or_default())
 }
 
@@ -65,27 +67,33 @@ fn directories(cluster: &Cluster) -> Result<Vec<PathBuf>> {
     for worker in &cluster.workers {
         for name in ["volumes", "trash"] {
             let entries = fs::read_dir(worker.root.join(name))?;
-            found
-                .extend(entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>()?);
+            found.extend(
+                entries
+                    .map(|entry| entry.map(|entry| entry.path()))
+                    .collect::<Result<Vec<_>, _>>()?,
+            );
         }
     }
     Ok(found)
 }
 
 async fn nothing_is_left(cluster: &Cluster) {
-    let is_gone = || async { directories(cluster).is_ok_and(|found| found.is_empty()).then_some(()) };
+    let is_gone =
+        || async { directories(cluster).is_ok_and(|found| found.is_empty()).then_some(()) };
     eventually("no directory of a volume is left", is_gone).await;
 }
 
 /// Closes a session and waits until its volumes are free.
 async fn close(client: &Client, session: &Session, volume: &str) -> Result<()> {
     client.close(&session.name).await?;
-    let is_free = || async { get(client, volume).await.is_ok_and(|found| found.sessions == 0).then_some(()) };
+    let is_free =
+        || async { get(client, volume).await.is_ok_and(|found| found.sessions == 0).then_some(()) };
     eventually("the volume is free", is_free).await;
     Ok(())
 }
 
-/// What a session writes is there in the next one, for the user of that session; only one writes at a time.
+/// What a session writes is there in the next one, for the user of that session; only one writes at
+/// a time.
 async fn sessions_share_a_volume(mode: &'static str) -> Result<()> {
     let Some(cluster) = isolating(mode, 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
@@ -110,27 +118,33 @@ async fn sessions_share_a_volume(mode: &'static str) -> Result<()> {
     let refused = session(&client, "shared", VolumeMode::Exclusive).await.expect_err("two writers");
     ensure!(refusal(&refused).reason == "VOLUME_IN_USE", "{refused:?}");
     let reader = session(&client, "shared", VolumeMode::ReadOnly).await?;
-    let read =
-        output(&client, &reader, &format!("cd {PATH} && cat d/f && stat -c %u d/f && ! touch new 2>&1"))
-            .await?;
+    let read = output(
+        &client,
+        &reader,
+        &format!("cd {PATH} && cat d/f && stat -c %u d/f && ! touch new 2>&1"),
+    )
+    .await?;
     ensure!(read.starts_with("1\n1000\n") && read.contains("Read-only file system"), "{read}");
     let refused = delete(&client, "shared").await.expect_err("it is mounted");
     ensure!(refusal(&refused).reason == "VOLUME_IN_USE", "{refused:?}");
 
     // A copy has the content and may change all of it, for itself.
     let copy = session(&client, "shared", VolumeMode::Copy).await?;
-    let change =
-        format!("cd {PATH} && echo 2 > d/f && rm run && echo 2 > d/new && chmod 755 d && cat d/f && ls d");
+    let change = format!(
+        "cd {PATH} && echo 2 > d/f && rm run && echo 2 > d/new && chmod 755 d && cat d/f && ls d"
+    );
     ensure!(output(&client, &copy, &change).await? == "2\nf\nnew\n");
     let again =
-        output(&client, &copy, &format!("cat {PATH}/d/new; findmnt -no OPTIONS {PATH} || true")).await?;
+        output(&client, &copy, &format!("cat {PATH}/d/new; findmnt -no OPTIONS {PATH} || true"))
+            .await?;
     ensure!(again.starts_with("2\n"), "changes stay in the session: {again}");
     let unchanged =
         output(&client, &first, &format!("cd {PATH} && cat d/f && ls . d && stat -c %a d")).await?;
     ensure!(unchanged == "1\n.:\nd\nout\nrun\n\nd:\nf\n700\n", "{unchanged}");
     // Neither setuid nor devices work in it, and its links stay in the sandbox.
     let flags =
-        output(&client, &first, &format!("grep ' {PATH} ' /proc/self/mounts; cat {PATH}/out")).await?;
+        output(&client, &first, &format!("grep ' {PATH} ' /proc/self/mounts; cat {PATH}/out"))
+            .await?;
     ensure!(
         flags.contains("nosuid") && flags.contains("nodev") && flags.contains("codelia:x:1000"),
         "{flags}"
@@ -149,7 +163,8 @@ async fn sessions_share_a_volume(mode: &'static str) -> Result<()> {
     for session in [&reader, &copy, &next] {
         client.close(&session.name).await?;
     }
-    eventually("the volume can be deleted", || async { delete(&client, "shared").await.ok() }).await;
+    eventually("the volume can be deleted", || async { delete(&client, "shared").await.ok() })
+        .await;
     ensure!(get(&client, "shared").await.is_err_and(|status| status.code() == Code::NotFound));
     nothing_is_left(&cluster).await;
     let tenant = "a".parse()?;
@@ -187,7 +202,8 @@ async fn volume_of_another_tenant_is_not_found() -> Result<()> {
     }
     let refused = session(&other, "secret", VolumeMode::ReadOnly).await.expect_err("not theirs");
     ensure!(refusal(&refused).fields == ["policy.filesystem.volumes[0].name"], "{refused:?}");
-    let listed = other.volumes().list_volumes(ListVolumesRequest::default()).await?.into_inner().volumes;
+    let listed =
+        other.volumes().list_volumes(ListVolumesRequest::default()).await?.into_inner().volumes;
     ensure!(listed.is_empty(), "{listed:?}");
 
     // The same name is another volume.
@@ -206,17 +222,22 @@ async fn volume_of_another_tenant_is_not_found() -> Result<()> {
     // A run may have less than its session.
     let none = FilesystemPolicy { volumes: Some(VolumeMountList::default()), ..Default::default() };
     let policy = Some(Policy { filesystem: Some(none), ..Policy::default() });
-    let run =
-        owner.start(StartRunRequest { policy, ..shell(&first.name, &format!("test ! -e {PATH}")) }).await?;
+    let run = owner
+        .start(StartRunRequest { policy, ..shell(&first.name, &format!("test ! -e {PATH}")) })
+        .await?;
     let done = owner.watch_to_end(&run.name, 0).await?;
     ensure!(matches!(done.outcome(), outcome::Kind::Exited(0)), "{done:?}");
-    ensure!(output(&owner, &first, &format!("cat {PATH}/file")).await? == "secret\n", "the control");
+    ensure!(
+        output(&owner, &first, &format!("cat {PATH}/file")).await? == "secret\n",
+        "the control"
+    );
     cluster.end().await
 }
 
 #[tokio::test]
 async fn tenant_has_at_most_100_volumes() -> Result<()> {
-    let cluster = Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
+    let cluster =
+        Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
     let (client, other) = (cluster.tenant("a").await?, cluster.tenant("b").await?);
     for number in 0..100 {
         create(&client, &format!("cache-{number}"), None).await?;
@@ -224,9 +245,15 @@ async fn tenant_has_at_most_100_volumes() -> Result<()> {
     let request = CreateVolumeRequest { volume_id: "one-more".into(), ..Default::default() };
     let status = client.volumes().create_volume(request).await.expect_err("over the quota");
     let refused = refusal(&status);
-    ensure!((refused.code, refused.reason.as_str()) == (Code::ResourceExhausted, "TOO_MANY_VOLUMES"));
+    ensure!(
+        (refused.code, refused.reason.as_str()) == (Code::ResourceExhausted, "TOO_MANY_VOLUMES")
+    );
     ensure!(refused.quotas.iter().any(|quota| quota == "volumes"), "{refused:?}");
-    ensure!(status.message().contains("codelia volume rm"), "says what to do: {}", status.message());
+    ensure!(
+        status.message().contains("codelia volume rm"),
+        "says what to do: {}",
+        status.message()
+    );
     // The control: another tenant has its own, and one that is deleted makes room.
     create(&other, "one-more", None).await?;
     delete(&client, "cache-7").await?;
@@ -264,7 +291,8 @@ async fn run_that_fills_a_volume_is_stopped() -> Result<()> {
     ensure!((2 << 20..3 << 20).contains(&used), "{used}");
 
     // While it runs: it would write for a long time.
-    let script = format!("i=0; while :; do i=$((i+1)); head -c 1M /dev/zero > {PATH}/$i; sleep 0.2; done");
+    let script =
+        format!("i=0; while :; do i=$((i+1)); head -c 1M /dev/zero > {PATH}/$i; sleep 0.2; done");
     let run = client.start(shell(&writer.name, &script)).await?;
     let done = client.watch_to_end(&run.name, 0).await?;
     ensure!(is_full(&done), "{done:?}");
@@ -305,7 +333,8 @@ async fn unused_volumes_expire_and_the_oldest_are_evicted() -> Result<()> {
         .await?;
     let names = || async {
         let listed = client.volumes().list_volumes(ListVolumesRequest::default()).await.ok()?;
-        let names: Vec<_> = listed.into_inner().volumes.into_iter().map(|volume| volume.volume_id).collect();
+        let names: Vec<_> =
+            listed.into_inner().volumes.into_iter().map(|volume| volume.volume_id).collect();
         (names == ["new", "used"]).then_some(())
     };
     eventually("the expired and the evicted volume are gone", names).await;
@@ -321,7 +350,8 @@ async fn volume_is_deleted_after_its_worker_was_killed() -> Result<()> {
     create(&client, "cache", None).await?;
     let writer = session(&client, "cache", VolumeMode::Exclusive).await?;
     output(&client, &writer, &format!("echo kept > {PATH}/file")).await?;
-    let run = client.start(shell(&writer.name, &format!("echo more > {PATH}/more; sleep 1000"))).await?;
+    let run =
+        client.start(shell(&writer.name, &format!("echo more > {PATH}/more; sleep 1000"))).await?;
     started(&client, &run.name).await?;
     let pid = Pid::from_raw(i32::try_from(cluster.workers[0].process.pid())?).context("pid")?;
     kill_process(pid, Signal::KILL)?;
@@ -341,15 +371,18 @@ async fn volume_is_deleted_after_its_worker_was_killed() -> Result<()> {
 async fn cli_manages_and_mounts_volumes() -> Result<()> {
     let Some(cluster) = isolating("native", 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
-    let codelia = async |arguments: &[&str]| Process::finish(cluster.cli(&client, arguments), b"").await;
+    let codelia =
+        async |arguments: &[&str]| Process::finish(cluster.cli(&client, arguments), b"").await;
     let created = codelia(&["volume", "create", "pip", "--max-size", "64m", "--ttl", "1h"]).await?;
     ensure!(created.code == Some(0) && created.stdout.contains("pip"), "{created:?}");
     let again = codelia(&["volume", "create", "pip"]).await?;
     ensure!(again.code != Some(0) && again.stderr.contains("exists"), "{again:?}");
     let mount = |mode: &str| format!("pip:{PATH}{mode}");
-    let write = ["run", "--volume", &mount(":rw"), "--", "sh", "-c", &format!("echo hello > {PATH}/file")];
+    let write =
+        ["run", "--volume", &mount(":rw"), "--", "sh", "-c", &format!("echo hello > {PATH}/file")];
     ensure!(codelia(&write).await?.code == Some(0));
-    let read = codelia(&["run", "--volume", &mount(""), "--", "cat", &format!("{PATH}/file")]).await?;
+    let read =
+        codelia(&["run", "--volume", &mount(""), "--", "cat", &format!("{PATH}/file")]).await?;
     ensure!(read.code == Some(0) && read.stdout == "hello\n", "{read:?}");
     let listed = codelia(&["volume", "ls"]).await?;
     ensure!(listed.stdout.contains("pip") && listed.stdout.contains("64 MiB"), "{listed:?}");
@@ -358,8 +391,9 @@ async fn cli_manages_and_mounts_volumes() -> Result<()> {
         missing.code == Some(125) && missing.stderr.contains("codelia volume create nosuch"),
         "{missing:?}"
     );
-    let removed =
-        || async { codelia(&["volume", "rm", "pip"]).await.ok().filter(|done| done.code == Some(0)) };
+    let removed = || async {
+        codelia(&["volume", "rm", "pip"]).await.ok().filter(|done| done.code == Some(0))
+    };
     eventually("the volume is removed", removed).await;
     nothing_is_left(&cluster).await;
     cluster.end().await

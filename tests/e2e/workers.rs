@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
-    CreateSessionRequest, DrainWorkerRequest, ListWorkersRequest, Lost, Run, RunState, SessionEndReason,
-    StartRunRequest, WorkerState,
+    CreateSessionRequest, DrainWorkerRequest, ListWorkersRequest, Lost, Run, RunState,
+    SessionEndReason, StartRunRequest, WorkerState,
     outcome::Kind::{self, Exited},
 };
 use codelia_tests::{Client, Cluster, ClusterOptions, eventually, shell, within};
@@ -24,7 +24,9 @@ struct Waiting {
 
 /// Starts a waiting run. Returns when its output is stored.
 async fn waiting(cluster: &Cluster, client: &Client, session: &str) -> Result<Waiting> {
-    let run = client.start(shell(session, "pwd; until [ -e go ]; do sleep 0.05; done; echo done")).await?;
+    let run = client
+        .start(shell(session, "pwd; until [ -e go ]; do sleep 0.05; done; echo done"))
+        .await?;
     let mut stream = client.watch(&run.name, 0).await?;
     let mut seen = codelia_tests::Transcript::from_position(0);
     while seen.stdout.is_empty() {
@@ -42,8 +44,13 @@ async fn waiting(cluster: &Cluster, client: &Client, session: &str) -> Result<Wa
 
 async fn is_gone(operator: &Client, worker: &str) {
     eventually(("the worker is gone", worker), || async {
-        let workers =
-            operator.admin().list_workers(ListWorkersRequest::default()).await.ok()?.into_inner().workers;
+        let workers = operator
+            .admin()
+            .list_workers(ListWorkersRequest::default())
+            .await
+            .ok()?
+            .into_inner()
+            .workers;
         let found = workers.into_iter().find(|found| found.worker_id == worker)?;
         (found.state() == WorkerState::Gone).then_some(())
     })
@@ -111,8 +118,11 @@ async fn lost_run_is_retried_if_requested() -> Result<()> {
     let run = client.start(StartRunRequest { retries: 1, ..shell(&session.name, script) }).await?;
     let holder = eventually("the first attempt has started", || async {
         let run = client.get_run(&run.name).await.ok()?;
-        let begun =
-            cluster.session_directories().ok()?.iter().any(|directory| directory.join("tried").exists());
+        let begun = cluster
+            .session_directories()
+            .ok()?
+            .iter()
+            .any(|directory| directory.join("tried").exists());
         (run.state() == RunState::Running && begun).then_some(run.worker_id)
     })
     .await;
@@ -128,7 +138,8 @@ async fn lost_run_is_retried_if_requested() -> Result<()> {
 #[tokio::test]
 async fn terminated_worker_finishes_runs_and_releases_sessions() -> Result<()> {
     let settings = vec![("CODELIA_WORKER_DRAIN_GRACE", "60s".to_owned())];
-    let mut cluster = Cluster::start_with(ClusterOptions { settings, ..two_workers_one_root() }).await?;
+    let mut cluster =
+        Cluster::start_with(ClusterOptions { settings, ..two_workers_one_root() }).await?;
     let client = cluster.tenant("a").await?;
     let operator = cluster.operator().await?;
     let session = client.session().await?;
@@ -137,8 +148,13 @@ async fn terminated_worker_finishes_runs_and_releases_sessions() -> Result<()> {
     let leaving = running.worker_id.clone();
     cluster.worker(&leaving).process.signal(Signal::TERM)?;
     eventually("the worker drains", || async {
-        let workers =
-            operator.admin().list_workers(ListWorkersRequest::default()).await.ok()?.into_inner().workers;
+        let workers = operator
+            .admin()
+            .list_workers(ListWorkersRequest::default())
+            .await
+            .ok()?
+            .into_inner()
+            .workers;
         let found = workers.into_iter().find(|found| found.worker_id == leaving)?;
         (found.state() == WorkerState::Draining).then_some(())
     })
@@ -165,8 +181,10 @@ async fn operator_can_drain_a_worker() -> Result<()> {
     let operator = cluster.operator().await?;
     let session = client.session().await?;
     let holder = client.exec(&session.name, "echo x > file").await?.run().worker_id.clone();
-    let drained =
-        operator.admin().drain_worker(DrainWorkerRequest { name: format!("workers/{holder}") }).await?;
+    let drained = operator
+        .admin()
+        .drain_worker(DrainWorkerRequest { name: format!("workers/{holder}") })
+        .await?;
     assert_eq!(drained.into_inner().worker.context("the worker")?.state(), WorkerState::Draining);
     let moved = eventually("the session moves", || async {
         let seen = client.exec(&session.name, "cat file").await.ok()?;
@@ -205,8 +223,9 @@ async fn restarted_worker_reacquires_its_sessions() -> Result<()> {
     cluster.restart_worker(0).await?;
     let seen = client.exec(&session.name, "cat file").await?;
     assert_eq!(seen.stdout_text(), "kept\n");
-    let epoch =
-        |seen: &codelia_tests::Transcript| seen.assigned.as_ref().map(|assigned| assigned.lease_epoch);
+    let epoch = |seen: &codelia_tests::Transcript| {
+        seen.assigned.as_ref().map(|assigned| assigned.lease_epoch)
+    };
     assert!(epoch(&seen) > epoch(&first));
     cluster.end().await
 }
@@ -225,13 +244,17 @@ async fn retries_are_limited_to_the_requested_number() -> Result<()> {
             begun.then_some(client.get_run(&run.name).await.ok()?.worker_id)
         })
         .await;
-        let number = cluster.workers.iter().position(|worker| worker.id == holder).context("its worker")?;
+        let number =
+            cluster.workers.iter().position(|worker| worker.id == holder).context("its worker")?;
         cluster.workers[number].process.signal(Signal::KILL)?;
         cluster.workers[number].process.exited().await?;
         cluster.restart_worker(number).await?;
     }
     let seen = client.watch_to_end(&run.name, 0).await?;
-    assert_eq!((seen.outcome(), seen.run().attempt), (Kind::Lost(Lost { reason: "worker_lost".into() }), 2));
+    assert_eq!(
+        (seen.outcome(), seen.run().attempt),
+        (Kind::Lost(Lost { reason: "worker_lost".into() }), 2)
+    );
     assert_eq!(client.exec(&session.name, "ls").await?.stdout_text(), "begun.0\nbegun.1\n");
     cluster.end().await
 }
@@ -256,7 +279,10 @@ async fn session_with_lost_files_ends_as_data_lost() -> Result<()> {
     assert_eq!(refused.reason, "SESSION_DATA_LOST");
     let answer = client.start(shell(&used.name, "true")).await.expect_err("the session has ended");
     let answer = codelia_tests::refusal(&answer);
-    assert_eq!((answer.code, answer.reason.as_str()), (Code::FailedPrecondition, "SESSION_DATA_LOST"));
+    assert_eq!(
+        (answer.code, answer.reason.as_str()),
+        (Code::FailedPrecondition, "SESSION_DATA_LOST")
+    );
     assert_eq!(client.get_session(&used.name).await?.end_reason(), SessionEndReason::DataLost);
     // A session without runs has lost nothing.
     assert_eq!(client.exec(&unused.name, "echo hi").await?.outcome(), Exited(0));
@@ -284,15 +310,20 @@ async fn session_restarts_empty_only_if_data_loss_allowed() -> Result<()> {
     is_gone(&operator, "worker-0").await;
     // The worker may still return, so the run waits.
     let waiting = client.start(shell(&kept.name, "cat file")).await?;
-    let long_ago = "UPDATE workers SET heartbeat_at = now() - interval '2 minutes' WHERE id = 'worker-0';
+    let long_ago =
+        "UPDATE workers SET heartbeat_at = now() - interval '2 minutes' WHERE id = 'worker-0';
                     UPDATE upkeep_owner SET watching_since = now() - interval '2 minutes'";
     cluster.database.execute(long_ago).await?;
 
     let seen = client.exec(&discardable.name, "ls; echo new > other").await?;
     assert_eq!((seen.stdout_text().as_str(), seen.run().worker_id.as_str()), ("", "worker-1"));
-    let answer = client.start(shell(&kept.name, "true")).await.expect_err("no worker has its files");
+    let answer =
+        client.start(shell(&kept.name, "true")).await.expect_err("no worker has its files");
     let answer = codelia_tests::refusal(&answer);
-    assert_eq!((answer.code, answer.reason.as_str()), (Code::FailedPrecondition, "SESSION_DATA_LOST"));
+    assert_eq!(
+        (answer.code, answer.reason.as_str()),
+        (Code::FailedPrecondition, "SESSION_DATA_LOST")
+    );
 
     // The returning worker serves the kept session and drops the discarded one.
     cluster.restart_worker(0).await?;
@@ -300,7 +331,8 @@ async fn session_restarts_empty_only_if_data_loss_allowed() -> Result<()> {
     assert_eq!(client.exec(&kept.name, "cat file").await?.stdout_text(), "x\n");
     assert_eq!(client.exec(&discardable.name, "ls").await?.stdout_text(), "other\n");
     let left = cluster.workers[0].root.join("sessions").join(&discardable.session_id);
-    eventually("the discarded files are removed", || async { (!left.exists()).then_some(()) }).await;
+    eventually("the discarded files are removed", || async { (!left.exists()).then_some(()) })
+        .await;
     cluster.end().await
 }
 
@@ -351,6 +383,10 @@ async fn new_sessions_prefer_workers_with_lower_numbers() -> Result<()> {
         holders.push(found.into_iter().collect::<Vec<_>>());
         cluster.end().await?;
     }
-    assert_eq!(holders, [vec!["worker-0"], vec!["worker-0", "worker-1"]], "the control: both have some");
+    assert_eq!(
+        holders,
+        [vec!["worker-0"], vec!["worker-0", "worker-1"]],
+        "the control: both have some"
+    );
     Ok(())
 }

@@ -12,7 +12,10 @@ async fn with_postgres_stops_server_on_sigterm() -> Result<()> {
     let (temporary, guard) = (scratch.join("tmp"), LeakGuard::of(scratch.path()));
     fs::create_dir(&temporary)?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_with-postgres"));
-    command.args(["sh", "-c", "echo ready; exec sleep 1000"]).env("TMPDIR", &temporary).process_group(0);
+    command
+        .args(["sh", "-c", "echo ready; exec sleep 1000"])
+        .env("TMPDIR", &temporary)
+        .process_group(0);
     let mut wrapper = Process::start("with-postgres", command, scratch.path())?;
     wrapper.ready().await?;
     assert!(guard.processes().len() > 2, "the control: the server runs");

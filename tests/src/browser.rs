@@ -46,8 +46,17 @@ impl Browser {
         let mut command = Command::new("sh");
         command
             .args(["-c", START, program().context("no browser")?, "--headless", "--no-sandbox"])
-            .args(["--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe"])
-            .args(["--disable-background-networking", "--disable-component-update", "--no-proxy-server"])
+            .args([
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--no-first-run",
+                "--remote-debugging-pipe",
+            ])
+            .args([
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--no-proxy-server",
+            ])
             .arg(format!("--user-data-dir={}", profile.path().display()))
             .env("HOME", profile.path())
             .stdin(Stdio::piped())
@@ -62,15 +71,21 @@ impl Browser {
         let target = pipes.call(None, "Target.createTarget", json!({ "url": url })).await?;
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
         let attached = pipes.call(None, "Target.attachToTarget", attach).await?;
-        let session = attached["sessionId"].as_str().context("a session of the browser")?.to_owned();
+        let session =
+            attached["sessionId"].as_str().context("a session of the browser")?.to_owned();
         Ok(Self { _child: child, pipes: Mutex::new(pipes), session, _profile: profile })
     }
 
     /// Evaluates JavaScript in the page and returns its value.
     pub async fn evaluate(&self, expression: &str) -> Result<Value> {
-        let parameters = json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
-        let answer =
-            self.pipes.lock().await.call(Some(&self.session), "Runtime.evaluate", parameters).await?;
+        let parameters =
+            json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
+        let answer = self
+            .pipes
+            .lock()
+            .await
+            .call(Some(&self.session), "Runtime.evaluate", parameters)
+            .await?;
         if let Some(thrown) = answer.get("exceptionDetails") {
             bail!("{expression}: {thrown}");
         }
@@ -83,7 +98,12 @@ fn program() -> Option<&'static str> {
 }
 
 impl Pipes {
-    async fn call(&mut self, session: Option<&str>, method: &str, parameters: Value) -> Result<Value> {
+    async fn call(
+        &mut self,
+        session: Option<&str>,
+        method: &str,
+        parameters: Value,
+    ) -> Result<Value> {
         self.last_id += 1;
         let mut command = json!({ "id": self.last_id, "method": method, "params": parameters });
         if let Some(session) = session {

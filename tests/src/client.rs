@@ -5,13 +5,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
     CloseSessionRequest, CommandSpec, CreateSessionRequest, File, GetRunRequest, GetSessionRequest,
-    ReadFileRequest, Run, Session, StartRunRequest, WatchRunRequest, WatchRunResponse, WriteFileFinish,
-    WriteFileOpen, WriteFileRequest, admin_service_client::AdminServiceClient,
+    ReadFileRequest, Run, Session, StartRunRequest, WatchRunRequest, WatchRunResponse,
+    WriteFileFinish, WriteFileOpen, WriteFileRequest, admin_service_client::AdminServiceClient,
     approval_service_client::ApprovalServiceClient, audit_service_client::AuditServiceClient,
     file_service_client::FileServiceClient, flag_service_client::FlagServiceClient,
-    info_service_client::InfoServiceClient, policy_service_client::PolicyServiceClient, read_file_response,
-    run_service_client::RunServiceClient, session_service_client::SessionServiceClient,
-    tool_service_client::ToolServiceClient, volume_service_client::VolumeServiceClient, write_file_request,
+    info_service_client::InfoServiceClient, policy_service_client::PolicyServiceClient,
+    read_file_response, run_service_client::RunServiceClient,
+    session_service_client::SessionServiceClient, tool_service_client::ToolServiceClient,
+    volume_service_client::VolumeServiceClient, write_file_request,
 };
 use tonic::{
     Code, Request, Status, Streaming,
@@ -51,7 +52,8 @@ pub type Authorized = InterceptedService<Channel, Bearer>;
 impl Client {
     /// Connects without TLS.
     pub async fn connect(endpoint: &str, secret: &str) -> Result<Self> {
-        let channel = Endpoint::from_shared(endpoint.to_owned())?.connect_timeout(Duration::from_secs(5));
+        let channel =
+            Endpoint::from_shared(endpoint.to_owned())?.connect_timeout(Duration::from_secs(5));
         Self::connect_channel(channel, endpoint, secret).await
     }
 
@@ -144,7 +146,8 @@ impl Client {
         use write_file_request::Kind;
         let chunks = bytes.chunks(100_000).map(|chunk| Kind::Data(chunk.to_vec().into()));
         let finish = Kind::Finish(WriteFileFinish {});
-        let messages: Vec<_> = [Kind::Open(open)].into_iter().chain(chunks).chain([finish]).collect();
+        let messages: Vec<_> =
+            [Kind::Open(open)].into_iter().chain(chunks).chain([finish]).collect();
         let messages = messages.into_iter().map(|kind| WriteFileRequest { kind: Some(kind) });
         let mut files = self.files();
         let written = files.write_file(tokio_stream::iter(messages));
@@ -154,7 +157,11 @@ impl Client {
 
     /// Writes text to a file.
     pub async fn put(&self, session: &str, path: &str, text: &str) -> Result<File, Status> {
-        let open = WriteFileOpen { parent: session.to_owned(), path: path.to_owned(), ..Default::default() };
+        let open = WriteFileOpen {
+            parent: session.to_owned(),
+            path: path.to_owned(),
+            ..Default::default()
+        };
         self.write_file(open, text.as_bytes()).await
     }
 
@@ -174,8 +181,11 @@ impl Client {
 
     /// Reads the text of a file.
     pub async fn get(&self, session: &str, path: &str) -> Result<String, Status> {
-        let request =
-            ReadFileRequest { parent: session.to_owned(), path: path.to_owned(), ..Default::default() };
+        let request = ReadFileRequest {
+            parent: session.to_owned(),
+            path: path.to_owned(),
+            ..Default::default()
+        };
         let (_, bytes) = self.read_file(request).await?;
         String::from_utf8(bytes).map_err(|_| Status::internal("file is not UTF-8"))
     }
@@ -205,13 +215,15 @@ impl Client {
 
     /// Gets a session.
     pub async fn get_session(&self, name: &str) -> Result<Session, Status> {
-        let response = self.sessions().get_session(GetSessionRequest { name: name.to_owned() }).await?;
+        let response =
+            self.sessions().get_session(GetSessionRequest { name: name.to_owned() }).await?;
         response.into_inner().session.ok_or_else(|| Status::internal("no session"))
     }
 
     /// Closes a session.
     pub async fn close(&self, name: &str) -> Result<Session, Status> {
-        let response = self.sessions().close_session(CloseSessionRequest { name: name.to_owned() }).await?;
+        let response =
+            self.sessions().close_session(CloseSessionRequest { name: name.to_owned() }).await?;
         response.into_inner().session.ok_or_else(|| Status::internal("no session"))
     }
 
@@ -223,13 +235,19 @@ impl Client {
 
     /// Gets a run.
     pub async fn get_run(&self, name: &str) -> Result<Run, Status> {
-        let response =
-            self.runs().get_run(GetRunRequest { name: name.to_owned(), ..Default::default() }).await?;
+        let response = self
+            .runs()
+            .get_run(GetRunRequest { name: name.to_owned(), ..Default::default() })
+            .await?;
         response.into_inner().run.ok_or_else(|| Status::internal("no run"))
     }
 
     /// Opens a watch of a run.
-    pub async fn watch(&self, name: &str, position: i64) -> Result<Streaming<WatchRunResponse>, Status> {
+    pub async fn watch(
+        &self,
+        name: &str,
+        position: i64,
+    ) -> Result<Streaming<WatchRunResponse>, Status> {
         let request = WatchRunRequest { name: name.to_owned(), position, ..Default::default() };
         Ok(self.runs().watch_run(request).await?.into_inner())
     }
@@ -289,7 +307,8 @@ pub struct Refusal {
 #[must_use]
 pub fn refusal(status: &Status) -> Refusal {
     let details = status.get_error_details();
-    let info = details.error_info().unwrap_or_else(|| panic!("refusal without ErrorInfo: {status:?}"));
+    let info =
+        details.error_info().unwrap_or_else(|| panic!("refusal without ErrorInfo: {status:?}"));
     assert_eq!(info.domain, "codelia.dev", "{status:?}");
     let bad = details.bad_request().into_iter().flat_map(|bad| &bad.field_violations);
     let quotas = details.quota_failure().into_iter().flat_map(|failure| &failure.violations);

@@ -96,7 +96,11 @@ impl Cluster {
         Self::start_processes(database, store, options).await
     }
 
-    async fn start_processes(database: Database, store: Store, options: ClusterOptions) -> Result<Self> {
+    async fn start_processes(
+        database: Database,
+        store: Store,
+        options: ClusterOptions,
+    ) -> Result<Self> {
         let scratch = Scratch::new()?;
         let (apis, workers) = (options.apis, options.workers);
         let mut cluster = Self {
@@ -144,10 +148,17 @@ impl Cluster {
         Ok(())
     }
 
-    async fn start_api(&self, number: usize, listen: &str, settings: Vec<(String, String)>) -> Result<Api> {
+    async fn start_api(
+        &self,
+        number: usize,
+        listen: &str,
+        settings: Vec<(String, String)>,
+    ) -> Result<Api> {
         let name = format!("api-{number}");
         let mut command = self.command("api", &name)?;
-        command.env("CODELIA_API_LISTEN", listen).envs(settings.iter().map(|(key, value)| (key, value)));
+        command
+            .env("CODELIA_API_LISTEN", listen)
+            .envs(settings.iter().map(|(key, value)| (key, value)));
         let mut process = Process::start(&name, command, self.scratch.path())?;
         let address = address_in(&process.ready().await?)?;
         Ok(Api { process, address, settings })
@@ -185,11 +196,19 @@ impl Cluster {
     }
 
     /// Restarts a worker that has exited, with its id and these settings.
-    pub async fn restart_worker_with(&mut self, number: usize, settings: &[(&str, &str)]) -> Result<()> {
+    pub async fn restart_worker_with(
+        &mut self,
+        number: usize,
+        settings: &[(&str, &str)],
+    ) -> Result<()> {
         self.replace_worker(number, owned(settings)).await
     }
 
-    async fn replace_worker(&mut self, number: usize, settings: Vec<(String, String)>) -> Result<()> {
+    async fn replace_worker(
+        &mut self,
+        number: usize,
+        settings: Vec<(String, String)>,
+    ) -> Result<()> {
         ensure!(self.workers[number].process.has_ended()?, "worker {number} is still running");
         self.workers[number] = self.start_worker(number, settings).await?;
         Ok(())
@@ -199,7 +218,8 @@ impl Cluster {
         let id = format!("worker-{number}");
         let own_root = settings.iter().find(|(key, _)| key == "CODELIA_SANDBOX_ROOT");
         let shared = if self.options.shared_root { "sessions" } else { &id };
-        let root = own_root.map_or_else(|| self.scratch.join(shared).join("root"), |(_, root)| root.into());
+        let root = own_root
+            .map_or_else(|| self.scratch.join(shared).join("root"), |(_, root)| root.into());
         // The users of sessions must be able to traverse it, so it is created here.
         fs::create_dir_all(root.parent().context("the sandbox root has no parent")?)?;
         let mut command = self.command("worker", &id)?;
@@ -271,7 +291,10 @@ impl Cluster {
     /// # Panics
     /// If it does not exist.
     pub fn worker(&mut self, id: &str) -> &mut Worker {
-        self.workers.iter_mut().find(|worker| worker.id == id).unwrap_or_else(|| panic!("no worker {id}"))
+        self.workers
+            .iter_mut()
+            .find(|worker| worker.id == id)
+            .unwrap_or_else(|| panic!("no worker {id}"))
     }
 
     /// The URL of an api.
@@ -292,8 +315,10 @@ impl Cluster {
 
     /// Most tests use the mode `logical`, which a new tenant may not use.
     async fn allow_logical(&self, tenant: &TenantId) -> Result<()> {
-        let tenant =
-            self.store.tenant_set_floor(tenant, (IsolationLevel::None, None), "a test", None).await?;
+        let tenant = self
+            .store
+            .tenant_set_floor(tenant, (IsolationLevel::None, None), "a test", None)
+            .await?;
         tenant.map(drop).context("tenant not found")
     }
 

@@ -24,8 +24,7 @@ pub const PODMAN_SOCKET: &str = "CODELIA_TEST_PODMAN";
 pub const TEST_CONTAINER: &str = "codelia-test-";
 
 /// Registers gVisor: its sandboxes connect to their control socket and have no network.
-const DOCKER_CONFIG: &str =
-    r#"{"runtimes": {"runsc": {"path": "runsc", "runtimeArgs": ["--host-uds=open", "--network=none"]}}}"#;
+const DOCKER_CONFIG: &str = r#"{"runtimes": {"runsc": {"path": "runsc", "runtimeArgs": ["--host-uds=open", "--network=none"]}}}"#;
 
 /// Keeps Podman from using systemd, the journal and networks.
 const PODMAN_CONFIG: &str = r#"[containers]
@@ -58,8 +57,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts an engine without images and networks. It has a private mount namespace, which receives
-    /// later mounts of the host only where they are shared.
+    /// Starts an engine without images and networks. It has a private mount namespace, which
+    /// receives later mounts of the host only where they are shared.
     pub async fn start(kind: EngineKind) -> Result<Self> {
         let scratch = Scratch::new()?;
         let log = fs::File::create(scratch.join("log"))?;
@@ -108,9 +107,9 @@ impl Engine {
 
     /// Stops the engine. Fails if a container of a worker is still running.
     pub async fn stop(mut self) -> Result<()> {
-        let running = self
-            .remove_test_containers()
-            .and_then(|()| docker(&self.socket(), &["ps", "--format", "{{.Names}} {{.Image}} {{.Status}}"]));
+        let running = self.remove_test_containers().and_then(|()| {
+            docker(&self.socket(), &["ps", "--format", "{{.Names}} {{.Image}} {{.Status}}"])
+        });
         self.terminate();
         self.exited().await;
         let groups = self.group.as_deref().map_or(Ok(()), remove_groups);
@@ -119,8 +118,8 @@ impl Engine {
         groups
     }
 
-    /// Removes the containers that tests made themselves and left: a test that misses its deadline is
-    /// killed, and reported as such.
+    /// Removes the containers that tests made themselves and left: a test that misses its deadline
+    /// is killed, and reported as such.
     fn remove_test_containers(&self) -> Result<()> {
         let filter = format!("--filter=name=^{TEST_CONTAINER}");
         for name in docker(&self.socket(), &["ps", &filter, "--format={{.Names}}"])?.lines() {
@@ -160,9 +159,12 @@ fn docker_daemon(command: &mut Command, scratch: &Scratch) -> Result<String> {
             &group,
         ])
         .arg(format!("--host=unix://{}", scratch.join("socket").display()));
-    for (option, name) in
-        [("config-file", "daemon.json"), ("data-root", "data"), ("exec-root", "exec"), ("pidfile", "pid")]
-    {
+    for (option, name) in [
+        ("config-file", "daemon.json"),
+        ("data-root", "data"),
+        ("exec-root", "exec"),
+        ("pidfile", "pid"),
+    ] {
         command.arg(format!("--{option}={}", scratch.join(name).display()));
     }
     Ok(group)
@@ -203,7 +205,8 @@ pub fn engine_docker(arguments: &[&str]) -> Result<Output> {
 
 /// Runs a `docker` command against the test run's engine and returns its output.
 pub fn engine_command(arguments: &[&str]) -> Result<String> {
-    let socket = env::var_os(ENGINE_SOCKET).with_context(|| format!("{ENGINE_SOCKET} is not set"))?;
+    let socket =
+        env::var_os(ENGINE_SOCKET).with_context(|| format!("{ENGINE_SOCKET} is not set"))?;
     docker(Path::new(&socket), arguments)
 }
 
@@ -213,7 +216,11 @@ fn docker(socket: &Path, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new("docker");
     command.env("DOCKER_BUILDKIT", "0").args(["--host", &host]).args(arguments);
     let done = command.output().context("docker")?;
-    ensure!(done.status.success(), "docker {arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+    ensure!(
+        done.status.success(),
+        "docker {arguments:?}: {}",
+        String::from_utf8_lossy(&done.stderr)
+    );
     Ok(String::from_utf8(done.stdout)?)
 }
 

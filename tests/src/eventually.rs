@@ -4,7 +4,8 @@ use std::{fmt::Debug, future::Future, time::Duration};
 
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-/// How long a test waits for something that should happen soon: longer than the 30 s between two purges.
+/// How long a test waits for something that should happen soon: longer than the 30 s between two
+/// purges.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Calls `probe` until it returns `Some`, and returns that value.

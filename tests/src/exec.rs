@@ -1,7 +1,9 @@
 //! One `Exec` call.
 
 use anyhow::{Context, Result, bail};
-use codelia_proto::v1::{CloseStdin, Detach, ExecRequest, ExecResponse, StartRunRequest, exec_request::Kind};
+use codelia_proto::v1::{
+    CloseStdin, Detach, ExecRequest, ExecResponse, StartRunRequest, exec_request::Kind,
+};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
@@ -64,7 +66,11 @@ impl Exec {
     }
 
     /// Receives events until `condition` holds.
-    pub async fn until(&mut self, what: &str, condition: impl Fn(&Transcript) -> bool) -> Result<()> {
+    pub async fn until(
+        &mut self,
+        what: &str,
+        condition: impl Fn(&Transcript) -> bool,
+    ) -> Result<()> {
         while !condition(&self.transcript) {
             if !self.advance().await? {
                 bail!("stream ended before {what}: {:?}", self.transcript);

@@ -22,7 +22,8 @@ pub struct HeldRun {
 }
 
 impl HeldRun {
-    /// Records a run of a shell script that needs an approval to start, as the api does for `client`.
+    /// Records a run of a shell script that needs an approval to start, as the api does for
+    /// `client`.
     pub async fn record(
         cluster: &Cluster,
         client: &Client,
@@ -31,7 +32,8 @@ impl HeldRun {
         timeout: Duration,
     ) -> Result<Self> {
         let me = client.info().who_am_i(WhoAmIRequest {}).await?.into_inner();
-        let (tenant, key) = (me.tenant.context("tenant")?.tenant_id.parse()?, me.key.context("key")?.key_id);
+        let (tenant, key) =
+            (me.tenant.context("tenant")?.tenant_id.parse()?, me.key.context("key")?.key_id);
         let approval = NewApproval {
             id: ApprovalId::generate(),
             kind: ApprovalKind::NetworkProxy,

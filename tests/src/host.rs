@@ -38,11 +38,12 @@ pub struct HostSnapshot {
 }
 
 impl HostSnapshot {
-    /// Takes a snapshot of an installation, given the users of its sessions and the process ids that
-    /// its workers had.
+    /// Takes a snapshot of an installation, given the users of its sessions and the process ids
+    /// that its workers had.
     pub fn take(cluster: &Cluster, users: &Range<u32>, workers: &[u32]) -> Result<Self> {
         let processes = processes(cluster, users);
-        let names = processes.iter().filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok());
+        let names =
+            processes.iter().filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok());
         let mut counted = BTreeMap::new();
         names.for_each(|name| *counted.entry(name.trim().to_owned()).or_default() += 1);
         Ok(Self {
@@ -95,7 +96,8 @@ fn mounts(directory: &Path, users: &Range<u32>) -> Result<BTreeSet<String>> {
 
 /// Whether the text contains the id of a user.
 fn names_user(text: &str, users: &Range<u32>) -> bool {
-    text.split(|c: char| !c.is_ascii_digit()).any(|word| word.parse().is_ok_and(|uid| users.contains(&uid)))
+    text.split(|c: char| !c.is_ascii_digit())
+        .any(|word| word.parse().is_ok_and(|uid| users.contains(&uid)))
 }
 
 /// Control groups of the workers, without the parent group of a live worker.
@@ -103,22 +105,30 @@ fn cgroups(workers: &[u32]) -> BTreeSet<PathBuf> {
     let own = |pid: &u32, name: &str| {
         name.ends_with("-sandboxes") && Path::new("/proc").join(pid.to_string()).exists()
     };
-    let of = |pid: &u32, name: &str| name.starts_with(&format!("codelia-{pid}-")) && !own(pid, name);
+    let of =
+        |pid: &u32, name: &str| name.starts_with(&format!("codelia-{pid}-")) && !own(pid, name);
     leak::groups(|name| workers.iter().any(|pid| of(pid, name)))
 }
 
 fn directories(cluster: &Cluster, users: &Range<u32>) -> Result<BTreeSet<PathBuf>> {
     let mut found: BTreeSet<_> = cluster.session_directories()?.into_iter().collect();
-    let sockets =
-        cluster.workers.iter().map(|worker| cluster.directory().join(&worker.id).join(CONTAINER_SOCKETS));
+    let sockets = cluster
+        .workers
+        .iter()
+        .map(|worker| cluster.directory().join(&worker.id).join(CONTAINER_SOCKETS));
     found.extend(entries(sockets));
     let shared = entries(SHARED_DIRS.iter().map(PathBuf::from));
-    let is_theirs = |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|it| users.contains(&it.uid()));
+    let is_theirs =
+        |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|it| users.contains(&it.uid()));
     found.extend(shared.filter(is_theirs));
     Ok(found)
 }
 
 /// Lists the entries of all directories that exist.
 fn entries(directories: impl Iterator<Item = PathBuf>) -> impl Iterator<Item = PathBuf> {
-    directories.filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten().map(|entry| entry.path())
+    directories
+        .filter_map(|dir| fs::read_dir(dir).ok())
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
 }

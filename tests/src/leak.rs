@@ -36,9 +36,11 @@ impl LeakGuard {
         let proc = PathBuf::from(format!("/proc/{pid}"));
         let directory = self.directory.to_string_lossy();
         let mentions = |file: &str| {
-            fs::read(proc.join(file)).is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(&*directory))
+            fs::read(proc.join(file))
+                .is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(&*directory))
         };
-        let inside = || fs::read_link(proc.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&self.directory));
+        let inside =
+            || fs::read_link(proc.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&self.directory));
         mentions("cmdline") || mentions("environ") || inside()
     }
 
@@ -75,8 +77,9 @@ impl Drop for LeakGuard {
 /// Processes whose working directory is below `directory`, such as the commands of a session.
 #[must_use]
 pub fn processes_working_in(directory: &Path) -> Vec<u32> {
-    let inside =
-        |pid: &u32| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(directory));
+    let inside = |pid: &u32| {
+        fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(directory))
+    };
     all_pids().filter(inside).collect()
 }
 
@@ -85,8 +88,8 @@ pub(crate) fn all_pids() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Returns control groups named `codelia…` whose creator is dead, in every hierarchy. Their names do
-/// not identify a test, so they are checked at the end of a whole test run.
+/// Returns control groups named `codelia…` whose creator is dead, in every hierarchy. Their names
+/// do not identify a test, so they are checked at the end of a whole test run.
 #[must_use]
 pub fn abandoned_cgroups() -> BTreeSet<PathBuf> {
     groups(is_abandoned)
@@ -111,7 +114,8 @@ pub(crate) fn groups(matches: impl Fn(&str) -> bool) -> BTreeSet<PathBuf> {
 /// Whether the process in the name of a `codelia` group no longer exists.
 fn is_abandoned(name: &str) -> bool {
     let creator = name.split('-').find_map(|word| word.parse::<u32>().ok());
-    name.contains("codelia") && creator.is_none_or(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    name.contains("codelia")
+        && creator.is_none_or(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
 /// Lists the workspaces of the sessions below a worker's root.

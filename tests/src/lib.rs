@@ -1,5 +1,6 @@
-//! The harness of the end-to-end tests: real processes of the built `codelia`, a real Postgres, real
-//! sockets. Everything that a test starts ends with it, even if it panics, and leftovers fail it.
+//! The harness of the end-to-end tests: real processes of the built `codelia`, a real Postgres,
+//! real sockets. Everything that a test starts ends with it, even if it panics, and leftovers fail
+//! it.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::expect_used, reason = "test code")]
@@ -40,8 +41,8 @@ pub use certificates::Certificates;
 pub use client::{Authorized, Bearer, Client, Refusal, command, refusal, shell};
 pub use cluster::{Cluster, ClusterOptions, WORKER_LEASE_SECONDS};
 pub use engine::{
-    ENGINE_SOCKET, Engine, EngineKind, PODMAN_SOCKET, TEST_CONTAINER, engine_command, engine_docker,
-    worker_containers,
+    ENGINE_SOCKET, Engine, EngineKind, PODMAN_SOCKET, TEST_CONTAINER, engine_command,
+    engine_docker, worker_containers,
 };
 pub use eventually::{TIMEOUT, eventually, within};
 pub use exec::Exec;

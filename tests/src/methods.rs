@@ -1,4 +1,5 @@
-//! All methods of the public API, from its descriptors, and a way to call each with arbitrary bytes.
+//! All methods of the public API, from its descriptors, and a way to call each with arbitrary
+//! bytes.
 
 use anyhow::{Context, Result, bail};
 use bytes::{Buf, BufMut, Bytes};
@@ -43,15 +44,18 @@ pub async fn reflected_methods(client: &Client) -> Result<Vec<String>> {
 }
 
 async fn methods_of(client: &Client, service: &str) -> Result<Vec<String>> {
-    let file = match reflect(client, MessageRequest::FileContainingSymbol(service.to_owned())).await? {
-        MessageResponse::FileDescriptorResponse(files) => files.file_descriptor_proto,
-        other => bail!("expected the file of {service}, got {other:?}"),
-    };
+    let file =
+        match reflect(client, MessageRequest::FileContainingSymbol(service.to_owned())).await? {
+            MessageResponse::FileDescriptorResponse(files) => files.file_descriptor_proto,
+            other => bail!("expected the file of {service}, got {other:?}"),
+        };
     let mut names = Vec::new();
     for bytes in file {
         let file = FileDescriptorProto::decode(bytes.as_slice())?;
-        for found in
-            file.service.iter().filter(|found| service == format!("{}.{}", file.package(), found.name()))
+        for found in file
+            .service
+            .iter()
+            .filter(|found| service == format!("{}.{}", file.package(), found.name()))
         {
             names.extend(found.method.iter().map(|method| format!("{service}.{}", method.name())));
         }
@@ -62,14 +66,19 @@ async fn methods_of(client: &Client, service: &str) -> Result<Vec<String>> {
 async fn reflect(client: &Client, request: MessageRequest) -> Result<MessageResponse> {
     let request = ServerReflectionRequest { host: String::new(), message_request: Some(request) };
     let mut reflection = ServerReflectionClient::new(client.channel());
-    let mut answers = reflection.server_reflection_info(tokio_stream::once(request)).await?.into_inner();
+    let mut answers =
+        reflection.server_reflection_info(tokio_stream::once(request)).await?.into_inner();
     let answer = answers.message().await?.context("no answer from the reflection service")?;
     answer.message_response.context("empty answer from the reflection service")
 }
 
 /// Calls a method with one encoded message and returns the first message of the answer, if any.
 /// Unary and streaming methods have the same wire format.
-pub async fn call(client: &Client, method: &Method, message: Vec<u8>) -> Result<Option<Bytes>, Status> {
+pub async fn call(
+    client: &Client,
+    method: &Method,
+    message: Vec<u8>,
+) -> Result<Option<Bytes>, Status> {
     let mut grpc = Grpc::new(client.authorized());
     grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
     let path = format!("/{}/{}", method.parent_service().full_name(), method.name());

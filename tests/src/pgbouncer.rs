@@ -16,8 +16,8 @@ use crate::{Process, Proxy, ProxyTarget, TIMEOUT, is_root, require::available};
 
 /// Part of the socket's file name. It cannot collide, because the directory is private.
 const PORT: u16 = 6432;
-/// Connections to the server for each name of a database. Fewer than the clients, so that they change
-/// hands.
+/// Connections to the server for each name of a database. Fewer than the clients, so that they
+/// change hands.
 const SERVER_CONNECTIONS: u32 = 4;
 
 /// A running PgBouncer with `pool_mode = transaction`. Dropping it stops it.
@@ -48,13 +48,18 @@ impl PgBouncer {
         available("pgbouncer", program().is_none().then_some("pgbouncer is not installed"))
     }
 
-    /// Starts it for the private server in `server`, with its files in the new directory `directory`.
+    /// Starts it for the private server in `server`, with its files in the new directory
+    /// `directory`.
     pub fn start(server: &Path, directory: &Path) -> Result<Self> {
         Self::start_with(ProxyTarget::postgres(server), directory, &[])
     }
 
     /// As [`PgBouncer::start`], with further names of databases.
-    pub(crate) fn start_with(target: ProxyTarget, directory: &Path, aliases: &[Alias<'_>]) -> Result<Self> {
+    pub(crate) fn start_with(
+        target: ProxyTarget,
+        directory: &Path,
+        aliases: &[Alias<'_>],
+    ) -> Result<Self> {
         fs::create_dir(directory)?;
         let server = Proxy::to(target, &[])?;
         let address = format!("host=127.0.0.1 port={} user=codelia", server.port());
@@ -77,14 +82,17 @@ impl PgBouncer {
         command.arg(&config).stdin(Stdio::null());
         if is_root() {
             let passwd = fs::read_to_string("/etc/passwd")?;
-            let user =
-                passwd.lines().find(|line| line.starts_with("postgres:")).context("no user postgres")?;
+            let user = passwd
+                .lines()
+                .find(|line| line.starts_with("postgres:"))
+                .context("no user postgres")?;
             let mut ids = user.split(':').skip(2).map_while(|id| id.parse().ok());
             let (uid, gid) = ids.next().zip(ids.next()).context("ids of postgres")?;
             chown(directory, Some(uid), Some(gid))?;
             command.uid(uid).gid(gid);
         }
-        let process = Process::start("pgbouncer", command, directory.parent().unwrap_or(directory))?;
+        let process =
+            Process::start("pgbouncer", command, directory.parent().unwrap_or(directory))?;
         let started = Self { process, directory: directory.to_owned(), server };
         let deadline = Instant::now() + TIMEOUT;
         while !started.socket().exists() {
@@ -117,7 +125,11 @@ impl PgBouncer {
     }
 
     /// Opens a database through it as a store.
-    pub async fn store(&self, database: &str, pooler: Pooler) -> Result<Store, codelia_store::Error> {
+    pub async fn store(
+        &self,
+        database: &str,
+        pooler: Pooler,
+    ) -> Result<Store, codelia_store::Error> {
         let options = Options::from_url(&self.url(database))?;
         Store::connect(Options { pooler, ..options }).await
     }

@@ -149,9 +149,11 @@ impl Database {
 
 /// Creates the database that [`Database::migrated`] copies, unless another test has.
 async fn create_template(admin: &PgConnectOptions) -> Result<()> {
-    const READY: &str = "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1 AND datistemplate)";
+    const READY: &str =
+        "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1 AND datistemplate)";
     let mut connection = PgConnection::connect_with(admin).await?;
-    let mut ready: bool = sqlx::query_scalar(READY).bind(TEMPLATE).fetch_one(&mut connection).await?;
+    let mut ready: bool =
+        sqlx::query_scalar(READY).bind(TEMPLATE).fetch_one(&mut connection).await?;
     if !ready {
         // The end of the connection releases the lock.
         sqlx::query("SELECT pg_advisory_lock(1)").execute(&mut connection).await?;
@@ -173,7 +175,8 @@ async fn create_template(admin: &PgConnectOptions) -> Result<()> {
 
 async fn tables(connection: &mut PgConnection) -> Result<Vec<String>> {
     // Not partitions: upkeep makes some at any time.
-    let names = "SELECT c.relname::text FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace
+    let names =
+        "SELECT c.relname::text FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace
              AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition ORDER BY 1";
     Ok(sqlx::query_scalar(names).fetch_all(connection).await?)
 }

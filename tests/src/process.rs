@@ -110,7 +110,8 @@ impl Process {
         let mut lines = self.lines.clone();
         let found = |lines: &Lines| lines.seen.iter().find(|line| line.starts_with(start)).cloned();
         let what = format!("{}: a line that starts with `{start}`", self.name);
-        let seen = within(&what, lines.wait_for(|lines| lines.closed || found(lines).is_some())).await?;
+        let seen =
+            within(&what, lines.wait_for(|lines| lines.closed || found(lines).is_some())).await?;
         match found(&seen) {
             Some(line) => Ok(line),
             None => bail!("{what}: not printed; output: {:?}\n{}", seen.seen, self.read_log()),

@@ -191,7 +191,8 @@ async fn connect(target: &ProxyTarget) -> io::Result<(Reader, Writer)> {
 }
 
 async fn forward(client: TcpStream, mut route: Route) -> io::Result<()> {
-    let State { mode, half_opens: (count, _), target, .. } = route.state.borrow_and_update().clone();
+    let State { mode, half_opens: (count, _), target, .. } =
+        route.state.borrow_and_update().clone();
     if mode == ProxyMode::Closed {
         return Ok(());
     }
@@ -247,7 +248,8 @@ async fn copy(
 /// buffer, so it is never split.
 fn replace(bytes: &mut [u8], replacements: &[Replacement], replaced: &AtomicUsize) {
     for (from, to) in replacements {
-        let Some(at) = bytes.windows(from.len()).position(|window| window == from.as_bytes()) else {
+        let Some(at) = bytes.windows(from.len()).position(|window| window == from.as_bytes())
+        else {
             continue;
         };
         let room = &mut bytes[at..at + from.len()];

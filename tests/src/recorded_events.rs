@@ -29,5 +29,8 @@ pub async fn recorded_events(
 fn recorded(event: AuditEvent) -> Result<RecordedEvent> {
     let kind = event.kind.parse().ok().context("a kind of event")?;
     let detail = serde_json::from_str(&event.detail)?;
-    Ok(RecordedEvent { subject: event.subject, body: EventBody { kind, field: event.field, detail } })
+    Ok(RecordedEvent {
+        subject: event.subject,
+        body: EventBody { kind, field: event.field, detail },
+    })
 }

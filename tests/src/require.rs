@@ -51,7 +51,8 @@ const NEEDS: [&str; 29] = [
 /// ```
 ///
 /// # Panics
-/// If the need is missing and required, or if `need` or a name in `CODELIA_TEST_REQUIRE` is unknown.
+/// If the need is missing and required, or if `need` or a name in `CODELIA_TEST_REQUIRE` is
+/// unknown.
 pub fn available(need: &str, missing: Option<&str>) -> bool {
     let required = std::env::var(REQUIRE).unwrap_or_default();
     match decide(need, missing, &required) {
@@ -65,8 +66,13 @@ pub fn available(need: &str, missing: Option<&str>) -> bool {
 }
 
 /// Returns why to skip the test, `None` to run it, or the message to fail it with.
-fn decide<'a>(need: &str, missing: Option<&'a str>, required: &str) -> Result<Option<&'a str>, String> {
-    let required: Vec<&str> = required.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+fn decide<'a>(
+    need: &str,
+    missing: Option<&'a str>,
+    required: &str,
+) -> Result<Option<&'a str>, String> {
+    let required: Vec<&str> =
+        required.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
     if let Some(unknown) = required.iter().find(|name| !NEEDS.contains(name)) {
         return Err(format!("{REQUIRE}: unknown name {unknown:?}, expected one of {NEEDS:?}"));
     }
@@ -74,7 +80,9 @@ fn decide<'a>(need: &str, missing: Option<&'a str>, required: &str) -> Result<Op
         return Err(format!("a test needs {need:?}, which is not listed in require.rs: {NEEDS:?}"));
     }
     match missing {
-        Some(reason) if required.contains(&need) => Err(format!("{REQUIRE} lists {need}: {reason}")),
+        Some(reason) if required.contains(&need) => {
+            Err(format!("{REQUIRE} lists {need}: {reason}"))
+        }
         missing => Ok(missing),
     }
 }

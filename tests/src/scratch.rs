@@ -23,9 +23,9 @@ impl Scratch {
         Self::new_in(&env::temp_dir())
     }
 
-    /// Creates a directory in memory if there is much of it and `TMPDIR` names no other place, else as
-    /// [`Scratch::new`]. For a server that creates and removes hundreds of files for each test, which is
-    /// slow on a disk.
+    /// Creates a directory in memory if there is much of it and `TMPDIR` names no other place, else
+    /// as [`Scratch::new`]. For a server that creates and removes hundreds of files for each test,
+    /// which is slow on a disk.
     pub fn in_memory() -> Result<Self> {
         const MEMORY: &str = "/dev/shm";
         let free = rustix::fs::statvfs(MEMORY).map_or(0, |found| found.f_bavail * found.f_frsize);

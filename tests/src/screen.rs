@@ -31,7 +31,9 @@ impl Screen {
         terminal.exited().await?;
         let visible = |line: &str| line.rsplit(CLEAR_LINE).next().unwrap_or_default().to_owned();
         let mut lines: Vec<String> = shown.lines().map(visible).collect();
-        let code = lines.pop().and_then(|line| line.strip_prefix("code-")?.strip_suffix(";;")?.parse().ok());
+        let code = lines
+            .pop()
+            .and_then(|line| line.strip_prefix("code-")?.strip_suffix(";;")?.parse().ok());
         Ok(Self { lines, code })
     }
 }

@@ -38,7 +38,9 @@ impl Terminal {
         // setsid starts a session whose controlling terminal is its standard input.
         let mut command = Command::new("setsid");
         command.args(["--ctty", "--wait"]).arg(program.get_program()).args(program.get_args());
-        command.env_clear().envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command
+            .env_clear()
+            .envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
         command.env("TERM", "xterm-256color");
         let child = command
             .stdin(Stdio::from(open_slave()?))
@@ -63,9 +65,13 @@ impl Terminal {
     /// Waits until the output since the start contains `text`, and returns all output.
     pub async fn shows(&self, text: &str) -> Result<String> {
         let mut screen = self.screen.clone();
-        let seen = within(("the terminal shows", text), screen.wait_for(|shown| shown.contains(text))).await;
+        let seen =
+            within(("the terminal shows", text), screen.wait_for(|shown| shown.contains(text)))
+                .await;
         Ok(seen
-            .with_context(|| format!("the terminal closed; its output: {:?}", self.screen.borrow()))?
+            .with_context(|| {
+                format!("the terminal closed; its output: {:?}", self.screen.borrow())
+            })?
             .clone())
     }
 

@@ -1,8 +1,8 @@
 //! The events of a run, checked and collected as they arrive.
 
 use codelia_proto::v1::{
-    Approval, AssignedEvent, NearLimitEvent, OutputStream, Run, RunEvent, StartedEvent, ViolationEvent,
-    outcome, run_event::Kind,
+    Approval, AssignedEvent, NearLimitEvent, OutputStream, Run, RunEvent, StartedEvent,
+    ViolationEvent, outcome, run_event::Kind,
 };
 
 /// The events of one run so far.
@@ -52,7 +52,10 @@ impl Transcript {
         assert!(self.finished.is_none(), "event after the last one: {event:?}");
         match event.kind.expect("unknown kind of event") {
             Kind::Queued(queued) => {
-                assert!(self.queued.is_none() && self.started.is_none(), "queued event is repeated or late");
+                assert!(
+                    self.queued.is_none() && self.started.is_none(),
+                    "queued event is repeated or late"
+                );
                 self.queued = queued.run;
             }
             // A run that is retried waits again.
@@ -107,7 +110,10 @@ impl Transcript {
             OutputStream::Stderr => (1, &mut self.stderr),
             OutputStream::Unspecified => panic!("output without a stream"),
         };
-        assert!(follows(self.offsets[index].unwrap_or(offset), offset), "gap or overlap in {stream:?}");
+        assert!(
+            follows(self.offsets[index].unwrap_or(offset), offset),
+            "gap or overlap in {stream:?}"
+        );
         self.offsets[index] = Some(offset + length);
         self.position = next_position;
         kept.extend_from_slice(data);

@@ -62,7 +62,8 @@ impl Up {
         &self.leak_guard
     }
 
-    /// Builds the command of a further service (`api` or `worker`) on its database and store of output.
+    /// Builds the command of a further service (`api` or `worker`) on its database and store of
+    /// output.
     #[must_use]
     pub fn service(&self, name: &str) -> Command {
         let mut command = self.command(&[name]);

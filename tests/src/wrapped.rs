@@ -15,11 +15,12 @@ use tokio::{
 /// How long the command may take to exit after a signal. Longer than a test runner gives its tests.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// Runs `command` until it exits. SIGINT and SIGTERM do not end this process, so that it can clean up.
-/// They end the command: a signal to the process group reaches it too, else it gets SIGTERM.
+/// Runs `command` until it exits. SIGINT and SIGTERM do not end this process, so that it can clean
+/// up. They end the command: a signal to the process group reaches it too, else it gets SIGTERM.
 pub async fn run_wrapped(command: Command) -> Result<ExitStatus> {
     let name = command.get_program().to_owned();
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (mut interrupt, mut terminate) =
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let mut child =
         tokio::process::Command::from(command).spawn().with_context(|| format!("run {name:?}"))?;
     tokio::select! {

@@ -27,9 +27,11 @@ impl BarePostgres {
             .max_connections(connections)
             .connect_with(connect)
             .await?;
-        sqlx::query("CREATE TABLE bare (id uuid PRIMARY KEY, state text NOT NULL) WITH (fillfactor = 80)")
-            .execute(&pool)
-            .await?;
+        sqlx::query(
+            "CREATE TABLE bare (id uuid PRIMARY KEY, state text NOT NULL) WITH (fillfactor = 80)",
+        )
+        .execute(&pool)
+        .await?;
         Ok(Self { pool, lanes })
     }
 

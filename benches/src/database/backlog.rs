@@ -36,7 +36,8 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize, runs: u64) -> 
 
 /// Queues the runs without a worker, then starts one and waits until all have ended.
 async fn drain(server: &LocalPostgres, cores: usize, runs: usize) -> Result<f64> {
-    let settings = vec![("CODELIA_LIMITS_MAX_QUEUE_TIMEOUT", format!("{}s", QUEUE_TIMEOUT.as_secs()))];
+    let settings =
+        vec![("CODELIA_LIMITS_MAX_QUEUE_TIMEOUT", format!("{}s", QUEUE_TIMEOUT.as_secs()))];
     let shape = ClusterOptions { slots: 4 * cores, settings, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
     let quotas = Quotas {
@@ -67,7 +68,9 @@ async fn queue_session(client: &Client) -> Result<()> {
     let session = client.session().await?;
     for _ in 0..RUNS_PER_SESSION {
         let queue_timeout = Some(duration_to_proto(QUEUE_TIMEOUT));
-        client.start(StartRunRequest { queue_timeout, ..command(&session.name, &["true"]) }).await?;
+        client
+            .start(StartRunRequest { queue_timeout, ..command(&session.name, &["true"]) })
+            .await?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! What one run costs: processor time and context switches of each process of an installation, statements
-//! and log (WAL) of the database, and allocations in a build that counts them. `docs/scaling.md`
-//! and `docs/measurements.md` have its numbers.
+//! What one run costs: processor time and context switches of each process of an installation,
+//! statements and log (WAL) of the database, and allocations in a build that counts them.
+//! `docs/scaling.md` and `docs/measurements.md` have its numbers.
 
 use std::{
     collections::BTreeMap,
@@ -48,9 +48,14 @@ pub(crate) struct Capacity {
 }
 
 /// Measures concurrent runs in each mode: in sessions that exist, and in a new one for each.
-pub(crate) async fn measure(server: &LocalPostgres, cores: usize, seconds: u64) -> Result<Vec<Capacity>> {
+pub(crate) async fn measure(
+    server: &LocalPostgres,
+    cores: usize,
+    seconds: u64,
+) -> Result<Vec<Capacity>> {
     let window = Duration::from_secs(seconds);
-    let shape = ClusterOptions { apis: 0, workers: 0, slots: 4 * cores, ..ClusterOptions::default() };
+    let shape =
+        ClusterOptions { apis: 0, workers: 0, slots: 4 * cores, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
     let pages = MetricsPages { api: free_address().await?, worker: free_address().await? };
     cluster.add_api_with(&[("CODELIA_METRICS_LISTEN", &pages.api)]).await?;
@@ -61,9 +66,13 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize, seconds: u64) 
         let runs = Runs::prepare_in(&cluster, mode, &format!("capacity-{name}"), 4 * cores).await?;
         // The first runs fill caches.
         runs.outcome(WARM_UP).await?;
-        all.push(Capacity::of(&cluster, &pages, name, "sessions that exist", runs.outcome(window)).await?);
+        all.push(
+            Capacity::of(&cluster, &pages, name, "sessions that exist", runs.outcome(window))
+                .await?,
+        );
         let client = Runs::client(&cluster, &format!("sessions-{name}")).await?;
-        let sessions = Measured::of(4 * cores, window, |_| Runs::first_byte_then_close(&client, mode));
+        let sessions =
+            Measured::of(4 * cores, window, |_| Runs::first_byte_then_close(&client, mode));
         all.push(Capacity::of(&cluster, &pages, name, "a new session for each", sessions).await?);
     }
     cluster.end().await?;
@@ -92,11 +101,16 @@ impl MetricsPages {
 }
 
 /// Writes a line with a count for each process, if there are any.
-fn write_counts(f: &mut fmt::Formatter<'_>, what: &str, counts: &BTreeMap<&str, f64>) -> fmt::Result {
+fn write_counts(
+    f: &mut fmt::Formatter<'_>,
+    what: &str,
+    counts: &BTreeMap<&str, f64>,
+) -> fmt::Result {
     if counts.is_empty() {
         return Ok(());
     }
-    let counts: Vec<_> = counts.iter().map(|(process, count)| format!("{process} {count:.1}")).collect();
+    let counts: Vec<_> =
+        counts.iter().map(|(process, count)| format!("{process} {count:.1}")).collect();
     writeln!(f, "    {what} of one run: {}", counts.join(", "))
 }
 

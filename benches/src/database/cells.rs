@@ -18,8 +18,8 @@ const BURST_SECONDS: u32 = 60;
 /// Share of its cores that Postgres may use for runs; the rest is for lists, upkeep and vacuum.
 const USABLE: f64 = 0.6;
 
-/// Processor time of Postgres for one run, in seconds, as the part `capacity` measured it: in a session
-/// that exists,
+/// Processor time of Postgres for one run, in seconds, as the part `capacity` measured it: in a
+/// session that exists,
 const COST: f64 = 0.0008;
 /// and in a session of its own.
 const COST_WITH_SESSION: f64 = 0.0039;
@@ -45,7 +45,8 @@ pub(crate) struct Day {
     peak: f64,
     /// The longest time that runs of any cell had to wait, in seconds.
     longest_wait: f64,
-    /// Seconds of the day, in the cell with most of them, in which runs waited for more than a second.
+    /// Seconds of the day, in the cell with most of them, in which runs waited for more than a
+    /// second.
     slow_seconds: u32,
 }
 
@@ -71,8 +72,8 @@ fn simulate(load: Load) -> Day {
     let (mut peak, mut longest_wait) = (0.0_f64, 0.0_f64);
     for second in 0..SECONDS_PER_DAY {
         if second % BURST_SECONDS == 0 {
-            let time_of_day =
-                1.0 + (DAILY_PEAK - 1.0) * (f64::from(second) / f64::from(SECONDS_PER_DAY) * TAU).sin();
+            let time_of_day = 1.0
+                + (DAILY_PEAK - 1.0) * (f64::from(second) / f64::from(SECONDS_PER_DAY) * TAU).sin();
             arriving.fill(0.0);
             for (weight, cell) in weights.iter().zip(&cell_of) {
                 let is_burst = random.random_bool(1.0 / BURST);

@@ -77,8 +77,13 @@ pub(crate) async fn ended_runs(database: &Database, template: SessionId, count: 
         .await
 }
 
-/// Inserts runs, sessions, events and workers in the proportions of an installation with many tenants.
-pub(crate) async fn installation(database: &Database, template: SessionId, runs: u64) -> Result<()> {
+/// Inserts runs, sessions, events and workers in the proportions of an installation with many
+/// tenants.
+pub(crate) async fn installation(
+    database: &Database,
+    template: SessionId,
+    runs: u64,
+) -> Result<()> {
     let (ended, open, events) = (runs / 25, runs / 250, runs / 5 * 2);
     add_past_partitions(database).await?;
     disable_autovacuum(database).await?;

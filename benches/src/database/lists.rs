@@ -37,7 +37,8 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
     let lost = "SELECT count(*) FROM runs WHERE outcome ->> 'kind' = 'lost'";
     let lost = cluster.database.number(lost).await?;
     ensure!(lost == 0, "{lost} runs were lost");
-    let [alone, next] = [ALONE, NEXT_TO_LISTS].map(|name| report.of(name).map(|row| row.percentile(95.0)));
+    let [alone, next] =
+        [ALONE, NEXT_TO_LISTS].map(|name| report.of(name).map(|row| row.percentile(95.0)));
     report.check_factor(
         "p95 of the first byte next to lists",
         next?.as_secs_f64() / alone?.as_secs_f64(),
@@ -59,13 +60,19 @@ async fn next_to_lists(quiet: &Runs, lister: &Client, session: &str) -> Result<M
 async fn list(client: &Client, session: &str, lane: usize) -> Result<()> {
     let (mut page_token, mut watched) = (String::new(), String::new());
     for turn in lane.. {
-        let request =
-            ListRunsRequest { parent: "sessions/-".to_owned(), page_size: 1000, ..Default::default() };
+        let request = ListRunsRequest {
+            parent: "sessions/-".to_owned(),
+            page_size: 1000,
+            ..Default::default()
+        };
         let request = match turn % 5 {
             0 => request,
             1 => ListRunsRequest { parent: session.to_owned(), ..request },
             2 => ListRunsRequest { state: RunState::Running.into(), ..request },
-            3 => ListRunsRequest { labels: [("number".to_owned(), turn.to_string())].into(), ..request },
+            3 => ListRunsRequest {
+                labels: [("number".to_owned(), turn.to_string())].into(),
+                ..request
+            },
             _ => ListRunsRequest { page_token: page_token.clone(), ..request },
         };
         if let Ok(response) = client.runs().list_runs(request).await {

@@ -25,7 +25,8 @@ const SAMPLE_INTERVAL: Duration = Duration::from_secs(30);
 
 const ROWS: &str = "SELECT (SELECT count(*) FROM ended_runs) + (SELECT count(*) FROM run_output)
                          + (SELECT count(*) FROM sessions)";
-const BYTES: &str = "SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class WHERE relkind = 'r'
+const BYTES: &str =
+    "SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class WHERE relkind = 'r'
                      AND relnamespace = 'public'::regnamespace";
 
 /// Writes at the rate while upkeep purges. Compares the sizes of the second half with each other.
@@ -64,7 +65,11 @@ pub(crate) async fn measure(server: &LocalPostgres, seconds: u64) -> Result<Repo
         report.check_ratio("runs written relative to the rate", rate / RATE as f64, 0.95);
         let half = sizes.len() / 2;
         let (first, last) = (sizes[half], sizes[sizes.len() - 1]);
-        report.check_factor("size at the end relative to half-time", last as f64 / first as f64, 1.1);
+        report.check_factor(
+            "size at the end relative to half-time",
+            last as f64 / first as f64,
+            1.1,
+        );
     }
     store.close().await;
     database.end().await?;

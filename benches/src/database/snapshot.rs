@@ -1,5 +1,5 @@
-//! Runs a second in the database while a transaction keeps an old snapshot open, so that no dead row
-//! can be removed.
+//! Runs a second in the database while a transaction keeps an old snapshot open, so that no dead
+//! row can be removed.
 
 use std::time::{Duration, Instant};
 

@@ -17,7 +17,9 @@ pub(crate) async fn start_server(dir: &Path) -> Result<LocalPostgres> {
     .fetch_one(&mut connection)
     .await?;
     if is_installed {
-        connection.execute("ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements'").await?;
+        connection
+            .execute("ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements'")
+            .await?;
     }
     connection.close().await?;
     if !is_installed {
@@ -101,8 +103,14 @@ impl StatementCounts {
             lines.push("statements are not counted: install pg_stat_statements".to_owned());
             return lines;
         }
-        lines.push(format!("{:.1} statements, {:.2} ms in their execution:", each(calls), exec / units));
-        for statement in self.statements.iter().filter(|statement| each(statement.calls) >= MIN_CALLS) {
+        lines.push(format!(
+            "{:.1} statements, {:.2} ms in their execution:",
+            each(calls),
+            exec / units
+        ));
+        for statement in
+            self.statements.iter().filter(|statement| each(statement.calls) >= MIN_CALLS)
+        {
             let words: Vec<&str> = statement.text.split_whitespace().collect();
             let text: String = words.join(" ").chars().take(MAX_TEXT).collect();
             lines.push(format!(

@@ -7,8 +7,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use codelia_store::{
-    Lease, NewRun, NewSession, NewWorker, OutputChunk, OutputStream, Quotas, RunAdmission, RunCommit, RunRef,
-    SessionCreated, SessionRef, Store,
+    Lease, NewRun, NewSession, NewWorker, OutputChunk, OutputStream, Quotas, RunAdmission,
+    RunCommit, RunRef, SessionCreated, SessionRef, Store,
 };
 use codelia_tests::store_values::{exit, logical_run, logical_session, logical_worker};
 use codelia_types::{Incarnation, KeyId, RunId, RunResult, SessionId, TenantId, WorkerId};
@@ -46,7 +46,8 @@ impl StoreLoad {
         let registered = NewWorker { slots: 64, ..logical_worker(worker.clone(), root, LONG) };
         let incarnation = registered.incarnation;
         store.worker_register(&registered).await?;
-        let mut load = Self { store, tenant, worker, incarnation, root, quotas, leases: Vec::new() };
+        let mut load =
+            Self { store, tenant, worker, incarnation, root, quotas, leases: Vec::new() };
         for _ in 0..lanes {
             let session = load.create_session(None).await?;
             load.leases.push(load.lease(session).await?);
@@ -112,8 +113,12 @@ impl StoreLoad {
     pub(crate) async fn commit(&self, run: RunId, lease: &Lease) -> Result<()> {
         let length = i64::try_from(OUTPUT.len())?;
         let result = RunResult { output_bytes: length, output_total: Some(length), ..exit(0) };
-        let chunk =
-            OutputChunk { position: 0, stream: OutputStream::Stdout, offset: 0, data: OUTPUT.to_vec() };
+        let chunk = OutputChunk {
+            position: 0,
+            stream: OutputStream::Stdout,
+            offset: 0,
+            data: OUTPUT.to_vec(),
+        };
         let commit = RunCommit {
             result,
             started_ago: Some(Duration::from_millis(5)),

@@ -1,5 +1,6 @@
-//! The ways out of a sandbox in network mode `proxy`, next to a direct connection and to other proxies
-//! and user-mode networks of this machine. All connect to the same server in another network namespace.
+//! The ways out of a sandbox in network mode `proxy`, next to a direct connection and to other
+//! proxies and user-mode networks of this machine. All connect to the same server in another
+//! network namespace.
 //!
 //! `make bench ARGS="egress slirp4netns setup"` measures only the parts whose names contain these
 //! words, and the direct connection.
@@ -53,7 +54,8 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
     network.serve(&[HOST])?;
     let scratch = Scratch::new()?;
     fs::write(scratch.join("client.py"), CLIENT)?;
-    let policy = format!("network: {{mode: proxy, allowed_hosts: [{HOST}], allowed_ports: [9000, 9001]}}");
+    let policy =
+        format!("network: {{mode: proxy, allowed_hosts: [{HOST}], allowed_ports: [9000, 9001]}}");
     fs::write(scratch.join("policy.yaml"), policy)?;
     let settings = vec![
         ("CODELIA_SANDBOX_MODE", "bwrap".to_owned()),
@@ -84,7 +86,9 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
             turn.push((other.name, other.measure(&script)?));
         }
         // The first round is warm-up.
-        turn.into_iter().filter(|_| round > 0).for_each(|(name, result)| add(&mut ways, name, result));
+        turn.into_iter()
+            .filter(|_| round > 0)
+            .for_each(|(name, result)| add(&mut ways, name, result));
     }
     drop(others);
     summarize(&mut report, &ways)?;
@@ -135,8 +139,9 @@ fn summarize(report: &mut Report, ways: &[Way]) -> Result<()> {
             way.median(|it| it.exchange),
         ));
     }
-    let rate =
-        |name: &str| ways.iter().find(|way| way.name == name).map(|way| way.median(|it| it.throughput));
+    let rate = |name: &str| {
+        ways.iter().find(|way| way.name == name).map(|way| way.median(|it| it.throughput))
+    };
     let direct = rate(DIRECT).context(DIRECT)?;
     if let Some(proxy) = rate(CONNECT) {
         report.check_ratio("throughput by HTTP CONNECT relative to direct", proxy / direct, 0.7);
@@ -145,7 +150,11 @@ fn summarize(report: &mut Report, ways: &[Way]) -> Result<()> {
         let share = transparent / direct * 100.0;
         report.note(&format!("throughput, transparent, relative to direct: {share:.0} %"));
         if let Some(slirp) = rate("slirp4netns") {
-            report.check_ratio("throughput, transparent, relative to slirp4netns", transparent / slirp, 1.0);
+            report.check_ratio(
+                "throughput, transparent, relative to slirp4netns",
+                transparent / slirp,
+                1.0,
+            );
         }
     }
     Ok(())
@@ -170,7 +179,11 @@ async fn compare_setup(report: &mut Report, client: &Client, proxy: &str) -> Res
         times[times.len() / 2].as_secs_f64()
     };
     let (with, without) = (median(&mut with), median(&mut without));
-    report.note(&format!("setup: {:.2} ms with proxy, {:.2} ms with none", with * 1e3, without * 1e3));
+    report.note(&format!(
+        "setup: {:.2} ms with proxy, {:.2} ms with none",
+        with * 1e3,
+        without * 1e3
+    ));
     report.check_factor("setup with proxy relative to none", with / without, 1.3);
     Ok(())
 }
@@ -208,6 +221,8 @@ fn finished(output: Output) -> Result<WayResult> {
 
 fn parse(text: &str) -> Result<WayResult> {
     let numbers = text.split_whitespace().map(str::parse).collect::<Result<Vec<f64>, _>>()?;
-    let [throughput, connect, exchange] = numbers[..] else { anyhow::bail!("not three numbers: {text:?}") };
+    let [throughput, connect, exchange] = numbers[..] else {
+        anyhow::bail!("not three numbers: {text:?}")
+    };
     Ok(WayResult { throughput, connect, exchange })
 }

@@ -48,8 +48,17 @@ impl Drop for Killed {
 }
 
 impl Other {
-    pub(super) fn inside(name: &'static str, address: &str, namespace: Namespace, process: Killed) -> Self {
-        Self { name, address: address.to_owned(), kind: Kind::Inside { _process: process, namespace } }
+    pub(super) fn inside(
+        name: &'static str,
+        address: &str,
+        namespace: Namespace,
+        process: Killed,
+    ) -> Self {
+        Self {
+            name,
+            address: address.to_owned(),
+            kind: Kind::Inside { _process: process, namespace },
+        }
     }
 
     pub(super) fn measure(&self, script: &Path) -> Result<WayResult> {
@@ -108,7 +117,9 @@ fn runs_true(wrapper: &[&str]) -> Result<bool> {
 }
 
 pub(super) fn is_installed(program: &str) -> bool {
-    ["/usr/bin", "/usr/sbin", "/usr/local/bin"].iter().any(|dir| Path::new(dir).join(program).exists())
+    ["/usr/bin", "/usr/sbin", "/usr/local/bin"]
+        .iter()
+        .any(|dir| Path::new(dir).join(program).exists())
 }
 
 fn free_port() -> Result<u16> {
@@ -140,7 +151,9 @@ fn tinyproxy(scratch: &Scratch) -> Result<Kind> {
     let (port, file) = (free_port()?, scratch.join("tinyproxy.conf"));
     fs::write(
         &file,
-        format!("Port {port}\nListen 127.0.0.1\nMaxClients 100\nConnectPort 9000\nConnectPort 9001\n"),
+        format!(
+            "Port {port}\nListen 127.0.0.1\nMaxClients 100\nConnectPort 9000\nConnectPort 9001\n"
+        ),
     )?;
     proxy(port, Command::new("tinyproxy").arg("-d").arg("-c").arg(file))
 }

@@ -92,7 +92,8 @@ pub(super) fn compare_setup(report: &mut Report) -> Result<()> {
         Err(error) => format!("not measured: {error:#}"),
     };
     let any_ip = any_ip.as_secs_f64() * 1e3;
-    report.note(&format!("setup with the tools: AnyIP {any_ip:.1} ms, nftables redirect {redirect}"));
+    report
+        .note(&format!("setup with the tools: AnyIP {any_ip:.1} ms, nftables redirect {redirect}"));
     Ok(())
 }
 

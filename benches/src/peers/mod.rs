@@ -1,5 +1,5 @@
-//! Other ways to run a command on this machine, next to Codelia in the same run: raw tools, a container
-//! engine, a sandbox for agents, and a job queue without isolation.
+//! Other ways to run a command on this machine, next to Codelia in the same run: raw tools, a
+//! container engine, a sandbox for agents, and a job queue without isolation.
 
 use std::{
     env,
@@ -140,7 +140,12 @@ fn queue_modules(report: &mut Report) -> Option<PathBuf> {
 }
 
 /// One turn of the job queue. Its own process measures, as its users' would.
-fn queue_turn(scratch: &Scratch, modules: &Path, database: &str, callers: usize) -> Result<Measured> {
+fn queue_turn(
+    scratch: &Scratch,
+    modules: &Path,
+    database: &str,
+    callers: usize,
+) -> Result<Measured> {
     let script = scratch.join("queue.mjs");
     std::fs::write(&script, include_str!("queue.mjs"))?;
     let begin = Instant::now();

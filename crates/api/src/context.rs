@@ -60,8 +60,10 @@ impl Context {
         is_large: bool,
         work: impl FnOnce(&Rules<'_>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let tenant =
-            self.tenant_policies.of(&self.store, &self.policy_checks, &self.options.policy, caller).await?;
+        let tenant = self
+            .tenant_policies
+            .of(&self.store, &self.policy_checks, &self.options.policy, caller)
+            .await?;
         if !is_large && tenant.as_ref().is_none_or(|tenant| !tenant.is_large) {
             return work(&Rules::of(caller, &self.options, tenant.as_deref()));
         }

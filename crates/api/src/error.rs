@@ -1,5 +1,5 @@
-//! [`ApiError`]: why a call fails. It becomes a [`Status`] here and nowhere else; the code, the stable
-//! word and the remedy belong to its [`Reason`]. Texts for one call are next to its handler.
+//! [`ApiError`]: why a call fails. It becomes a [`Status`] here and nowhere else; the code, the
+//! stable word and the remedy belong to its [`Reason`]. Texts for one call are next to its handler.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -103,8 +103,8 @@ impl ApiError {
         Self { violation, ..Self::new(Reason::InvalidField, message) }.with("field", field.into())
     }
 
-    /// A missing resource; `kind` is `session`, `run` and so on, `name` is how the caller named it. The
-    /// response is the same if it belongs to another tenant.
+    /// A missing resource; `kind` is `session`, `run` and so on, `name` is how the caller named it.
+    /// The response is the same if it belongs to another tenant.
     pub(crate) fn not_found(kind: &'static str, name: impl fmt::Display) -> Self {
         let name = name.to_string();
         Self::new(Reason::NotFound, format!("{kind} {name:?} not found")).of_resource(kind, name)
@@ -112,12 +112,16 @@ impl ApiError {
 
     /// The request has no valid key.
     pub(crate) fn unauthenticated() -> Self {
-        Self::new(Reason::KeyInvalid, "API key missing or invalid: send `authorization: Bearer <key>`")
+        Self::new(
+            Reason::KeyInvalid,
+            "API key missing or invalid: send `authorization: Bearer <key>`",
+        )
     }
 
     /// The tenant has reached a quota.
     pub(crate) fn quota_exceeded(quota: &str) -> Self {
-        let message = format!("quota `{quota}` reached; reduce usage or ask an operator to raise it");
+        let message =
+            format!("quota `{quota}` reached; reduce usage or ask an operator to raise it");
         Self::new(Reason::QuotaExceeded, message).of_quota(quota)
     }
 
@@ -153,8 +157,8 @@ impl ApiError {
         Self::new(Reason::Internal, message).internal_detail(detail)
     }
 
-    /// The error that a worker reports for a file call; `None` if the status is not from a worker but
-    /// from the transport.
+    /// The error that a worker reports for a file call; `None` if the status is not from a worker
+    /// but from the transport.
     pub(crate) fn from_worker(status: &Status) -> Option<Self> {
         let info = status.get_details_error_info().filter(|info| info.domain == ERROR_DOMAIN)?;
         let mut error = Self::new(Reason::parse(&info.reason), status.message());
@@ -163,7 +167,8 @@ impl ApiError {
             && let Some(field) = error.metadata.get("field")
         {
             error.violation = Some(Box::new(Violation::Field));
-            let message = error.message.strip_prefix(field).and_then(|text| text.strip_prefix(": "));
+            let message =
+                error.message.strip_prefix(field).and_then(|text| text.strip_prefix(": "));
             if let Some(message) = message.map(str::to_owned) {
                 error.message = message;
             }
@@ -199,7 +204,8 @@ impl ApiError {
         self.named("field").filter(|_| self.reason == Reason::InvalidField)
     }
 
-    /// Whether the call was refused and changed nothing. Another error may come after a change was stored.
+    /// Whether the call was refused and changed nothing. Another error may come after a change was
+    /// stored.
     pub(crate) fn is_refusal(&self) -> bool {
         !matches!(
             self.reason,
@@ -259,9 +265,11 @@ impl From<ApiError> for Status {
             Some(Violation::Quota) => {
                 let quota = error.named("quota").unwrap_or_default();
                 metrics().quota_refused(quota);
-                details.add_quota_failure_violation("tenants/-", format!("quota `{quota}` reached"));
+                details
+                    .add_quota_failure_violation("tenants/-", format!("quota `{quota}` reached"));
             }
-            // The caller's own words: they do not reveal whether another tenant has such a resource.
+            // The caller's own words: they do not reveal whether another tenant has such a
+            // resource.
             Some(Violation::Resource { kind, name }) => {
                 details.set_resource_info(format!("{ERROR_DOMAIN}/{kind}"), name, "", &text);
             }
@@ -381,7 +389,10 @@ mod tests {
             let status = Status::from(ApiError::new(reason, "text"));
             let info = status.get_details_error_info().unwrap();
             assert_eq!(format!("{:?}", status.code()), format!("{:?}", reason.code()), "{reason}");
-            assert_eq!((info.domain.as_str(), info.reason.as_str()), ("codelia.dev", reason.as_str()));
+            assert_eq!(
+                (info.domain.as_str(), info.reason.as_str()),
+                ("codelia.dev", reason.as_str())
+            );
             assert_eq!(status.message(), "text");
         }
     }
@@ -417,7 +428,10 @@ mod tests {
         let delay = Duration::from_millis(5);
         let error = ApiError::new(Reason::RateLimited, "slower").of_quota("requests_per_second");
         let status = Status::from(error.retry_after(delay));
-        assert_eq!(status.get_details_error_info().unwrap().metadata["quota"], "requests_per_second");
+        assert_eq!(
+            status.get_details_error_info().unwrap().metadata["quota"],
+            "requests_per_second"
+        );
         assert_eq!(status.get_details_quota_failure().unwrap().violations.len(), 1);
         assert_eq!(status.get_details_retry_info().unwrap().retry_delay, Some(delay));
     }
@@ -436,11 +450,14 @@ mod tests {
 
     #[test]
     fn worker_error_is_passed_on() {
-        let absent = from_worker(Reason::FileNotFound, "path: no such file", &[("field", "path")]).unwrap();
+        let absent =
+            from_worker(Reason::FileNotFound, "path: no such file", &[("field", "path")]).unwrap();
         let status = Status::from(absent);
         assert_eq!((status.code(), status.message()), (Code::NotFound, "path: no such file"));
         assert_eq!(status.get_details_error_info().unwrap().metadata["field"], "path");
-        assert!(status.get_details_bad_request().is_none() && status.get_details_retry_info().is_none());
+        assert!(
+            status.get_details_bad_request().is_none() && status.get_details_retry_info().is_none()
+        );
 
         let invalid = from_worker(Reason::InvalidField, "path: not valid", &[("field", "path")]);
         assert_eq!(invalid, Some(ApiError::invalid("path", "not valid")));
@@ -452,6 +469,9 @@ mod tests {
     fn broken_connection_is_not_an_error_of_the_worker() {
         assert_eq!(ApiError::from_worker(&Status::unavailable("broken")), None);
         let foreign = ErrorDetails::with_error_info("NOT_FOUND", "elsewhere.dev", HashMap::new());
-        assert_eq!(ApiError::from_worker(&Status::with_error_details(Code::NotFound, "no", foreign)), None);
+        assert_eq!(
+            ApiError::from_worker(&Status::with_error_details(Code::NotFound, "no", foreign)),
+            None
+        );
     }
 }

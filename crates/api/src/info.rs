@@ -12,7 +12,8 @@ use codelia_types::Mode;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    admission::rules::Rules, auth, context::Context, error::ApiError, options::Options, wire::to_proto,
+    admission::rules::Rules, auth, context::Context, error::ApiError, options::Options,
+    wire::to_proto,
 };
 
 /// The service.
@@ -27,7 +28,11 @@ fn server_info(options: &Options, modes: &[Mode]) -> v1::ServerInfo {
     let limits = |limits: &Limits| Some(limits.into());
     v1::ServerInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        modes: modes.iter().filter(is_allowed).map(|mode| v1::SandboxMode::from(*mode).into()).collect(),
+        modes: modes
+            .iter()
+            .filter(is_allowed)
+            .map(|mode| v1::SandboxMode::from(*mode).into())
+            .collect(),
         default_mode: v1::SandboxMode::from(options.default_mode).into(),
         default_limits: limits(&options.limits.defaults),
         max_limits: limits(&options.limits.ceilings.0),
@@ -41,8 +46,12 @@ impl Info {
     async fn who_am_i(&self, caller: &Caller) -> Result<v1::WhoAmIResponse, ApiError> {
         let store = &self.context.store;
         // The key or tenant may have been deleted since authentication.
-        let key = store.key_get(&caller.tenant, caller.key).await?.ok_or_else(ApiError::unauthenticated)?;
-        let tenant = store.tenant_get(&caller.tenant).await?.ok_or_else(ApiError::unauthenticated)?;
+        let key = store
+            .key_get(&caller.tenant, caller.key)
+            .await?
+            .ok_or_else(ApiError::unauthenticated)?;
+        let tenant =
+            store.tenant_get(&caller.tenant).await?.ok_or_else(ApiError::unauthenticated)?;
         let usage = store.tenant_usage(&caller.tenant).await?;
         // Why an operator chose the level is for administrators.
         let isolation_floor = v1::IsolationFloor {
@@ -50,8 +59,10 @@ impl Info {
             ask_level: v1::IsolationLevel::from(caller.ask_floor).into(),
             ..v1::IsolationFloor::default()
         };
-        let tenant =
-            v1::Tenant { isolation_floor: Some(isolation_floor), ..to_proto::tenant(&tenant, Some(usage)) };
+        let tenant = v1::Tenant {
+            isolation_floor: Some(isolation_floor),
+            ..to_proto::tenant(&tenant, Some(usage))
+        };
         Ok(v1::WhoAmIResponse { tenant: Some(tenant), key: Some(to_proto::key(key)) })
     }
 }

@@ -70,7 +70,11 @@ struct Comparison {
 }
 
 impl Comparison {
-    fn new(raw_tool: Option<(&'static str, RawTool)>, backend: Arc<dyn Backend>, interval: usize) -> Self {
+    fn new(
+        raw_tool: Option<(&'static str, RawTool)>,
+        backend: Arc<dyn Backend>,
+        interval: usize,
+    ) -> Self {
         let (raw, cold, prepared, whole, proxy) = Default::default();
         Self { raw_tool, backend, interval, raw, cold, prepared, whole, proxy }
     }
@@ -118,8 +122,9 @@ impl Comparison {
 
 fn print(name: &str, mut times: Vec<Duration>) {
     times.sort_unstable();
-    let percentile =
-        |percent: usize| times[(times.len() * percent / 100).min(times.len() - 1)].as_secs_f64() * 1000.0;
+    let percentile = |percent: usize| {
+        times[(times.len() * percent / 100).min(times.len() - 1)].as_secs_f64() * 1000.0
+    };
     println!(
         "{name:32} p50 {:7.2} ms   p95 {:7.2} ms   p99 {:7.2} ms",
         percentile(50),
@@ -130,7 +135,8 @@ fn print(name: &str, mut times: Vec<Duration>) {
 
 /// All modes with their raw tools. `etc` are the files of `/etc` that sandboxes see.
 fn comparisons(directory: &Path, session: &Session, etc: &[PathBuf]) -> [Comparison; 4] {
-    let socket = std::env::var_os("CODELIA_TEST_ENGINE").map_or("/var/run/docker.sock".into(), PathBuf::from);
+    let socket = std::env::var_os("CODELIA_TEST_ENGINE")
+        .map_or("/var/run/docker.sock".into(), PathBuf::from);
     let options = ContainerOptions {
         init: find_init().unwrap(),
         socket: socket.clone(),
@@ -143,9 +149,13 @@ fn comparisons(directory: &Path, session: &Session, etc: &[PathBuf]) -> [Compari
     let [bwrap, nsjail, native] = namespace_backends();
     let container = Arc::new(container(options).unwrap());
     let (workspace, socket) = (session.directory.display(), socket.display());
-    let raw_bwrap =
-        RawTool { program: "bwrap".into(), arguments: session.raw_bwrap(etc), uid: session.ids.uid };
-    let etc: String = etc.iter().map(|path| format!("--bindmount_ro {} ", path.display())).collect();
+    let raw_bwrap = RawTool {
+        program: "bwrap".into(),
+        arguments: session.raw_bwrap(etc),
+        uid: session.ids.uid,
+    };
+    let etc: String =
+        etc.iter().map(|path| format!("--bindmount_ro {} ", path.display())).collect();
     let raw_nsjail = RawTool {
         program: nsjail_program(),
         arguments: format!("{RAW_NSJAIL} {etc} --bindmount {workspace}:/workspace -- {PROGRAM}"),

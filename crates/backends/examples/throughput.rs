@@ -1,6 +1,6 @@
-//! Compares what a run of `true` costs: raw bubblewrap, and the backends that make namespaces. Each runs
-//! in turn, two at once. Run as root: `cargo run --release -p codelia-backends --example throughput`, with
-//! the names of modes to measure these alone.
+//! Compares what a run of `true` costs: raw bubblewrap, and the backends that make namespaces. Each
+//! runs in turn, two at once. Run as root: `cargo run --release -p codelia-backends --example
+//! throughput`, with the names of modes to measure these alone.
 
 // A measurement that cannot continue has failed.
 #![allow(clippy::unwrap_used)]
@@ -37,21 +37,33 @@ async fn run_in(backend: &dyn Backend, session: &Session, host: &HostInfo) {
 
 fn run_raw(session: &Session, arguments: &str) {
     let mut tool = Command::new("bwrap");
-    tool.args(arguments.split_whitespace()).current_dir("/").uid(session.ids.uid).gid(session.ids.gid);
+    tool.args(arguments.split_whitespace())
+        .current_dir("/")
+        .uid(session.ids.uid)
+        .gid(session.ids.gid);
     assert!(tool.status().unwrap().success());
 }
 
 /// Time that all processors were busy, in milliseconds.
 fn busy_ms() -> u64 {
     let text = fs::read_to_string("/proc/stat").unwrap();
-    let fields =
-        text.lines().next().unwrap().split_whitespace().skip(1).map(|word| word.parse::<u64>().unwrap());
+    let fields = text
+        .lines()
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .skip(1)
+        .map(|word| word.parse::<u64>().unwrap());
     // User, nice, system, interrupts and soft interrupts, in hundredths of a second.
     let counted = [true, true, true, false, false, true, true];
     fields.zip(counted).filter_map(|(time, counts)| counts.then_some(time * 10)).sum()
 }
 
-async fn measure(name: &str, work: impl Fn(Arc<Session>) -> JoinHandle<()>, sessions: &[Arc<Session>]) {
+async fn measure(
+    name: &str,
+    work: impl Fn(Arc<Session>) -> JoinHandle<()>,
+    sessions: &[Arc<Session>],
+) {
     let (began, busy) = (Instant::now(), busy_ms());
     let callers: Vec<_> = sessions.iter().map(|session| work(session.clone())).collect();
     for caller in callers {
@@ -76,10 +88,15 @@ async fn main() {
     let mut backends = Vec::new();
     let named: Vec<_> = std::env::args().skip(1).collect();
     let is_named = |mode: &str| named.is_empty() || named.iter().any(|name| name == mode);
-    for backend in namespace_backends().into_iter().filter(|backend| is_named(backend.mode().as_str())) {
+    for backend in
+        namespace_backends().into_iter().filter(|backend| is_named(backend.mode().as_str()))
+    {
         let found = backend.probe().await;
         if found.usable {
-            backends.push((backend, HostInfo { enforceable: found.enforceable, runtime: runtime.clone() }));
+            backends.push((
+                backend,
+                HostInfo { enforceable: found.enforceable, runtime: runtime.clone() },
+            ));
         } else {
             println!("skipped: {}: {:?}", found.mode, found.gaps);
         }
@@ -95,7 +112,10 @@ async fn main() {
         for (backend, host) in &backends {
             let work = |session: Arc<Session>| {
                 let (backend, host) = (backend.clone(), host.clone());
-                #[expect(clippy::disallowed_methods, reason = "a measurement has no service to stop")]
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "a measurement has no service to stop"
+                )]
                 tokio::spawn(async move {
                     for _ in 0..each {
                         run_in(&*backend, &session, &host).await;

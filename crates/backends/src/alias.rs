@@ -23,7 +23,9 @@ use crate::Error;
 pub(crate) async fn hide<'a>(plan: &'a Plan, secrets: &[PathBuf]) -> Result<Cow<'a, Plan>, Error> {
     let is_affected = |mount: &Mount| match mount {
         Mount::Hidden { .. } => true,
-        Mount::Bind { source, .. } | Mount::Overlay { source, .. } | Mount::Transaction { source, .. } => {
+        Mount::Bind { source, .. }
+        | Mount::Overlay { source, .. }
+        | Mount::Transaction { source, .. } => {
             secrets.iter().any(|secret| secret.starts_with(source))
         }
         _ => false,
@@ -42,8 +44,12 @@ pub(crate) async fn hide<'a>(plan: &'a Plan, secrets: &[PathBuf]) -> Result<Cow<
 }
 
 fn find(plan: &Plan, secrets: &[PathBuf], table: &MountAliases) -> BTreeSet<PathBuf> {
-    let hidden: BTreeSet<&Path> =
-        plan.mounts.iter().filter(|mount| matches!(mount, Mount::Hidden { .. })).map(Mount::target).collect();
+    let hidden: BTreeSet<&Path> = plan
+        .mounts
+        .iter()
+        .filter(|mount| matches!(mount, Mount::Hidden { .. }))
+        .map(Mount::target)
+        .collect();
     let mut shown: BTreeMap<PathBuf, Vec<&Path>> = BTreeMap::new();
     for mount in &plan.mounts {
         if let Mount::Bind { source, .. }
@@ -56,12 +62,15 @@ fn find(plan: &Plan, secrets: &[PathBuf], table: &MountAliases) -> BTreeSet<Path
         }
     }
     // Engines bind without the mounts below a directory, the tools with them.
-    let is_bound = |source: &Path, mount: &Path| plan.mode != Mode::Container || source.starts_with(mount);
+    let is_bound =
+        |source: &Path, mount: &Path| plan.mode != Mode::Container || source.starts_with(mount);
     let mut found = BTreeSet::new();
     // Paths of the workspace have other names on the host.
     let on_host = hidden.iter().copied().filter(|path| !path.starts_with(&plan.workspace));
     let on_host = on_host.chain(secrets.iter().map(PathBuf::as_path));
-    for alias in on_host.filter_map(|path| path.canonicalize().ok()).flat_map(|path| table.of(&path)) {
+    for alias in
+        on_host.filter_map(|path| path.canonicalize().ok()).flat_map(|path| table.of(&path))
+    {
         for source in alias.path.ancestors().filter(|source| is_bound(source, &alias.mount)) {
             let Ok(rest) = alias.path.strip_prefix(source) else { continue };
             for target in shown.get(source).into_iter().flatten() {

@@ -77,8 +77,8 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// The leftovers could not be listed or removed. Call again later.
     async fn sweep(&self) -> Result<usize, Error>;
 
-    /// Removes what is kept for the next run of a session. Call it when the session is gone or its lease
-    /// is; a run of it may come later nevertheless.
+    /// Removes what is kept for the next run of a session. Call it when the session is gone or its
+    /// lease is; a run of it may come later nevertheless.
     fn forget_session(&self, _: SessionId) {}
 
     /// Removes what the sandboxes of this process share on the host, such as a parent control
@@ -104,7 +104,11 @@ pub trait Prepared: Send + Sync + std::fmt::Debug {
     /// [`Error::Refused`] if the command cannot be executed (not found, not executable, invalid
     /// working directory): an outcome for the caller. After any error nothing of the sandbox is
     /// left.
-    async fn launch(self: Box<Self>, command: &CommandSpec, stdio: Stdio) -> Result<Launched, Error>;
+    async fn launch(
+        self: Box<Self>,
+        command: &CommandSpec,
+        stdio: Stdio,
+    ) -> Result<Launched, Error>;
 
     /// Whether the sandbox can still be launched. One that died while waiting can only be
     /// discarded.
@@ -118,8 +122,8 @@ pub trait Prepared: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// Takes the reads that wait for decisions. `None` unless the plan has reads that are asked for,
-    /// and on the second call. If nobody decides, such reads wait until the command is killed.
+    /// Takes the reads that wait for decisions. `None` unless the plan has reads that are asked
+    /// for, and on the second call. If nobody decides, such reads wait until the command is killed.
     fn take_reads(&mut self) -> Option<AskedReads> {
         None
     }
@@ -177,8 +181,8 @@ pub trait Running: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// Takes what was logged of the command. Complete once [`wait`](Running::wait) has returned. `None`
-    /// if the plan logs nothing, and on the second call.
+    /// Takes what was logged of the command. Complete once [`wait`](Running::wait) has returned.
+    /// `None` if the plan logs nothing, and on the second call.
     fn take_operations(&mut self) -> Option<Operations> {
         None
     }
@@ -195,8 +199,8 @@ pub trait Running: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// Checks that the processes of the command stay in their sandbox. `None` in modes in which they
-    /// have no common ancestor on the host (`container`), or no sandbox (`logical`).
+    /// Checks that the processes of the command stay in their sandbox. `None` in modes in which
+    /// they have no common ancestor on the host (`container`), or no sandbox (`logical`).
     fn isolation_check(&self) -> Option<IsolationCheck> {
         None
     }
@@ -243,8 +247,8 @@ pub enum Stdio {
 pub struct Capabilities {
     /// The mode.
     pub mode: Mode,
-    /// Whether the probe could start and destroy a sandbox of this mode, and its limits are enforced
-    /// or watched.
+    /// Whether the probe could start and destroy a sandbox of this mode, and its limits are
+    /// enforced or watched.
     pub usable: bool,
     /// The parts of a plan that can be enforced.
     pub enforceable: Enforceable,

@@ -131,16 +131,19 @@ impl Error {
     /// What a failed launch means to the caller.
     pub(crate) fn launch(failure: Failure, program: &str) -> Self {
         match (failure.step, Errno::from_raw_os_error(failure.errno)) {
-            (Step::Execute, Errno::NOENT | Errno::NOTDIR) => {
-                Self::refused(Reason::ExecutableNotFound, format!("executable {program:?} not found"))
-            }
+            (Step::Execute, Errno::NOENT | Errno::NOTDIR) => Self::refused(
+                Reason::ExecutableNotFound,
+                format!("executable {program:?} not found"),
+            ),
             (Step::Execute, Errno::ACCESS | Errno::PERM | Errno::ISDIR) => Self::refused(
                 Reason::ExecutableNotPermitted,
                 format!("{program:?} is not executable, or the policy does not allow it"),
             ),
             (Step::Execute, Errno::NOEXEC) => Self::refused(
                 Reason::ExecutableNotPermitted,
-                format!("{program:?} is not a program for this machine; a script needs a `#!` line"),
+                format!(
+                    "{program:?} is not a program for this machine; a script needs a `#!` line"
+                ),
             ),
             (Step::OpenTerminal, errno) => Self::refused(
                 Reason::LaunchFailed,

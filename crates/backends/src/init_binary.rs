@@ -30,7 +30,11 @@ pub fn find_init() -> Result<PathBuf, Error> {
 }
 
 /// Starts it. The control socket is the only descriptor of ours that it inherits.
-pub(crate) fn start(path: &Path, arguments: &[&str], control: OwnedFd) -> Result<ChildProcess, Error> {
+pub(crate) fn start(
+    path: &Path,
+    arguments: &[&str],
+    control: OwnedFd,
+) -> Result<ChildProcess, Error> {
     let start = || {
         let (stdout, stderr) = (fd::dev_null()?, fd::dev_null()?);
         ChildProcess::start(&Program::new(path, arguments, [control, stdout, stderr])?)
@@ -38,8 +42,8 @@ pub(crate) fn start(path: &Path, arguments: &[&str], control: OwnedFd) -> Result
     start().map_err(|cause| Error::InitStart { path: path.to_owned(), cause })
 }
 
-/// Has a separate `codelia-init` serve one request outside any sandbox. Returns the descriptors that
-/// it sent back.
+/// Has a separate `codelia-init` serve one request outside any sandbox. Returns the descriptors
+/// that it sent back.
 pub(crate) async fn call(
     path: &Path,
     argument: &str,
@@ -55,9 +59,13 @@ pub(crate) async fn call(
     match report {
         Some(Report::Ready) => Ok(control.take_descriptors()),
         Some(Report::Failed(failure)) => Err(Error::InitFailed(failure)),
-        Some(Report::Started | Report::Egress | Report::Terminal | Report::Launched | Report::Exited(_)) => {
-            Err(Error::UnexpectedMessage)
-        }
+        Some(
+            Report::Started
+            | Report::Egress
+            | Report::Terminal
+            | Report::Launched
+            | Report::Exited(_),
+        ) => Err(Error::UnexpectedMessage),
         None => sent.and(Err(Error::InitExited)),
     }
 }

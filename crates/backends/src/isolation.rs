@@ -114,14 +114,16 @@ pub(crate) fn overlay_gap(error: &Error) -> Gap {
 pub(crate) fn executables_gap(error: &Error) -> Gap {
     Gap {
         missing: format!("allow-list of executables: {error}"),
-        remedy: "use a kernel with Landlock (5.13 or later, `landlock` in its lsm= list)".to_owned(),
+        remedy: "use a kernel with Landlock (5.13 or later, `landlock` in its lsm= list)"
+            .to_owned(),
     }
 }
 
 pub(crate) fn reads_gap(error: &Error) -> Gap {
     Gap {
         missing: format!("reads that wait for decisions: {error}"),
-        remedy: "use a kernel with Landlock (5.19 or later, `landlock` in its lsm= list)".to_owned(),
+        remedy: "use a kernel with Landlock (5.19 or later, `landlock` in its lsm= list)"
+            .to_owned(),
     }
 }
 

@@ -43,8 +43,9 @@ impl Logical {
 
     /// Starts `codelia-init`. Removes the group if that fails; the sandbox removes it otherwise.
     fn start(&self, mut group: Option<Group>) -> Result<Sandbox, Error> {
-        let started = Control::pair()
-            .and_then(|(control, remote)| Ok((control, init_binary::start(&self.init, &[], remote)?)));
+        let started = Control::pair().and_then(|(control, remote)| {
+            Ok((control, init_binary::start(&self.init, &[], remote)?))
+        });
         match started {
             Ok((control, init)) => Ok(Sandbox::new(control, Box::new(InitProcess(init)), group)),
             Err(error) => {
@@ -70,12 +71,16 @@ impl Backend for Logical {
     async fn probe(&self) -> Capabilities {
         let mut gaps = vec![Gap {
             missing: "isolation".to_owned(),
-            remedy: "mode logical isolates nothing; use another mode for untrusted commands".to_owned(),
+            remedy: "mode logical isolates nothing; use another mode for untrusted commands"
+                .to_owned(),
         }];
         let enforceable = self.cgroups.probe(limits_remedy(Mode::Logical, false), &mut gaps);
         let tried = self.try_sandbox(enforceable).await;
         if let Err(error) = &tried {
-            gaps.push(probe::sandbox_gap(error, "check that codelia-init can be executed".to_owned()));
+            gaps.push(probe::sandbox_gap(
+                error,
+                "check that codelia-init can be executed".to_owned(),
+            ));
         }
         Capabilities { mode: Mode::Logical, usable: tried.is_ok(), enforceable, gaps }
     }

@@ -48,7 +48,9 @@ impl Masks {
         let mut masks = Vec::with_capacity(mounts.len());
         for mount in mounts {
             masks.push(match mount {
-                Mount::Hidden { target, even_if_absent } => previous.resolve(target, *even_if_absent)?,
+                Mount::Hidden { target, even_if_absent } => {
+                    previous.resolve(target, *even_if_absent)?
+                }
                 _ => MaskTarget::Absent,
             });
             previous.add(mount);
@@ -113,38 +115,63 @@ impl<'a> MountTable<'a> {
     }
 }
 
-fn in_mount(mount: &Mount, rest: &Path, target: &Path, even_if_absent: bool) -> Result<MaskTarget, Error> {
+fn in_mount(
+    mount: &Mount,
+    rest: &Path,
+    target: &Path,
+    even_if_absent: bool,
+) -> Result<MaskTarget, Error> {
     match mount {
         Mount::Bind { source, target: mounted, writable } => {
             in_bind(source, mounted, rest, *writable && even_if_absent)
         }
-        Mount::Transaction { source, target: mounted, .. } => in_bind(source, mounted, rest, even_if_absent),
+        Mount::Transaction { source, target: mounted, .. } => {
+            in_bind(source, mounted, rest, even_if_absent)
+        }
         Mount::Runtime { path } => in_bind(path, path, rest, false),
         // Paths below were left out when the overlay was mounted.
-        Mount::Overlay { .. } if rest.as_os_str().is_empty() => Ok(MaskTarget::Directory(target.to_owned())),
+        Mount::Overlay { .. } if rest.as_os_str().is_empty() => {
+            Ok(MaskTarget::Directory(target.to_owned()))
+        }
         Mount::Overlay { .. } => Ok(MaskTarget::Absent),
         // A policy that hides something in a volume is refused.
-        Mount::Volume { .. } if rest.as_os_str().is_empty() => Ok(MaskTarget::Directory(target.to_owned())),
+        Mount::Volume { .. } if rest.as_os_str().is_empty() => {
+            Ok(MaskTarget::Directory(target.to_owned()))
+        }
         Mount::Volume { .. } => Err(Error::Unenforceable { field: VOLUMES_FIELD }),
         Mount::Tmpfs { .. } if !even_if_absent => Ok(MaskTarget::Absent),
         Mount::Tmpfs { .. } => Ok(MaskTarget::Directory(target.to_owned())),
         // The sandbox's /proc and /dev have the same entries as the host's.
         Mount::Proc | Mount::Dev if target.is_dir() => Ok(MaskTarget::Directory(target.to_owned())),
         Mount::Proc | Mount::Dev if target.exists() => Ok(MaskTarget::File(target.to_owned())),
-        Mount::File { .. } if rest.as_os_str().is_empty() => Ok(MaskTarget::File(target.to_owned())),
-        Mount::Proc | Mount::Dev | Mount::File { .. } | Mount::Hidden { .. } | Mount::Symlink { .. } => {
-            Ok(MaskTarget::Absent)
+        Mount::File { .. } if rest.as_os_str().is_empty() => {
+            Ok(MaskTarget::File(target.to_owned()))
         }
+        Mount::Proc
+        | Mount::Dev
+        | Mount::File { .. }
+        | Mount::Hidden { .. }
+        | Mount::Symlink { .. } => Ok(MaskTarget::Absent),
     }
 }
 
-fn in_bind(source: &Path, mounted: &Path, rest: &Path, may_appear: bool) -> Result<MaskTarget, Error> {
+fn in_bind(
+    source: &Path,
+    mounted: &Path,
+    rest: &Path,
+    may_appear: bool,
+) -> Result<MaskTarget, Error> {
     let outside = source.join(rest);
     if !outside.exists() {
-        return Ok(if may_appear { MaskTarget::Directory(mounted.join(rest)) } else { MaskTarget::Absent });
+        return Ok(if may_appear {
+            MaskTarget::Directory(mounted.join(rest))
+        } else {
+            MaskTarget::Absent
+        });
     }
     let (outside, source) = (outside.canonicalize()?, source.canonicalize()?);
-    let rest = outside.strip_prefix(&source).map_err(|_| Error::Unenforceable { field: "mounts" })?;
+    let rest =
+        outside.strip_prefix(&source).map_err(|_| Error::Unenforceable { field: "mounts" })?;
     // Joining an empty path would append a slash.
     let inside = if rest.as_os_str().is_empty() { mounted.to_owned() } else { mounted.join(rest) };
     Ok(if outside.is_dir() { MaskTarget::Directory(inside) } else { MaskTarget::File(inside) })
@@ -195,7 +222,9 @@ mod tests {
         let host = tempfile::tempdir().unwrap();
         let names: Vec<_> = (0..MAX_INLINE * 4).map(|number| format!("/data/{number}")).collect();
         let mut mounts = vec![bind(host.path(), "/data", true)];
-        mounts.extend(names.iter().map(|name| Mount::Hidden { target: name.into(), even_if_absent: true }));
+        mounts.extend(
+            names.iter().map(|name| Mount::Hidden { target: name.into(), even_if_absent: true }),
+        );
         let masks = Masks::of(&mounts).await.unwrap();
         for (mount, mask) in masks.zip(&mounts).skip(1) {
             assert_eq!(*mask, MaskTarget::Directory(mount.target().to_owned()));
@@ -213,8 +242,10 @@ mod tests {
         std::fs::write(host.path().join("file"), "").unwrap();
         std::os::unix::fs::symlink("file", host.path().join("link")).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", host.path().join("out")).unwrap();
-        let mounts =
-            [bind(host.path(), "/data", false), Mount::Symlink { target: "/d".into(), to: "data".into() }];
+        let mounts = [
+            bind(host.path(), "/data", false),
+            Mount::Symlink { target: "/d".into(), to: "data".into() },
+        ];
         let resolve = |target: &str| resolve(&mounts, Path::new(target), true);
         assert_eq!(resolve("/data/dir").unwrap(), MaskTarget::Directory("/data/dir".into()));
         assert_eq!(resolve("/d/file").unwrap(), MaskTarget::File("/data/file".into()));

@@ -8,8 +8,8 @@ use std::{
 
 use async_trait::async_trait;
 use codelia_policy::{
-    EgressRules, Enforceable, HostInfo, Ids, IoLimits, Limit, Limits, LimitsRequest, Mount, NetworkPolicy,
-    Plan, PlanTarget, Policy, RunSpec, limits_remedy,
+    EgressRules, Enforceable, HostInfo, Ids, IoLimits, Limit, Limits, LimitsRequest, Mount,
+    NetworkPolicy, Plan, PlanTarget, Policy, RunSpec, limits_remedy,
 };
 use codelia_sys::process;
 use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, RunId, SessionId};
@@ -43,8 +43,11 @@ pub(crate) fn is_probe_uid(uid: u32) -> bool {
 
 /// A plan with the limits that this host can enforce and nothing else.
 pub(crate) fn plan(mode: Mode, host: Enforceable) -> Plan {
-    let limits =
-        [(Limit::MemoryBytes, host.memory), (Limit::CpuMillicores, host.cpu), (Limit::Pids, host.pids)];
+    let limits = [
+        (Limit::MemoryBytes, host.memory),
+        (Limit::CpuMillicores, host.cpu),
+        (Limit::Pids, host.pids),
+    ];
     Plan {
         sandbox: RunId::generate(),
         session: SessionId::generate(),
@@ -142,7 +145,11 @@ pub(crate) trait Probed: Sync {
 }
 
 /// Tries everything that a plan may need: limits, a whole sandbox, and its optional parts.
-pub(crate) async fn capabilities<P: Probed>(mode: &P, cgroups: &Cgroups, watch_limits: bool) -> Capabilities {
+pub(crate) async fn capabilities<P: Probed>(
+    mode: &P,
+    cgroups: &Cgroups,
+    watch_limits: bool,
+) -> Capabilities {
     let mut gaps = Vec::new();
     let limits = cgroups.probe(limits_remedy(P::MODE, watch_limits), &mut gaps);
     let limits = Enforceable { violations: true, watches: watch_limits, ..limits };
@@ -203,7 +210,11 @@ pub(crate) async fn run(prepared: Box<dyn Prepared>, init: &Path) -> Result<(), 
     let mut running = prepared.launch(&command, null_stdio()?).await?.running;
     let (outcome, _) = running.wait().await;
     let receipt = running.destroy().await;
-    if outcome == Outcome::Exited(0) && receipt.is_clean() { Ok(()) } else { Err(Error::InitExited) }
+    if outcome == Outcome::Exited(0) && receipt.is_clean() {
+        Ok(())
+    } else {
+        Err(Error::InitExited)
+    }
 }
 
 /// The gap of a host on which the probe's sandbox failed.

@@ -47,8 +47,8 @@ impl UsageReader {
         Ok(CurrentUsage { tasks: usage.tasks.map(|tasks| tasks.saturating_sub(1)), ..usage })
     }
 
-    /// The ids of the sandbox's processes on the host. None where those of the host are not those of the
-    /// sandbox.
+    /// The ids of the sandbox's processes on the host. None where those of the host are not those
+    /// of the sandbox.
     ///
     /// # Errors
     /// The sandbox is gone, or its processes cannot be listed.

@@ -4,8 +4,8 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::{Result, bail};
 use codelia_backends::{
-    Backend, Capabilities, CgroupParent, ContainerOptions, Gap, Logical, LogicalOptions, NativeOptions,
-    ToolOptions, bwrap, container, native, nsjail,
+    Backend, Capabilities, CgroupParent, ContainerOptions, Gap, Logical, LogicalOptions,
+    NativeOptions, ToolOptions, bwrap, container, native, nsjail,
 };
 use codelia_types::Mode;
 use codelia_worker::UidRange;
@@ -15,8 +15,8 @@ use crate::{
     options,
 };
 
-/// Order of preference if no mode is configured. The one that needs no tool and starts fastest comes
-/// first, the one that needs an image last. `logical` isolates nothing and must be chosen.
+/// Order of preference if no mode is configured. The one that needs no tool and starts fastest
+/// comes first, the one that needs an image last. `logical` isolates nothing and must be chosen.
 const PREFERENCE: [Mode; 4] = [Mode::Native, Mode::Bwrap, Mode::Nsjail, Mode::Container];
 
 const NO_ISOLATION: &str = "; to run commands without isolation, use --mode logical";
@@ -78,8 +78,8 @@ pub(crate) fn can_enforce_limits(config: &Config) -> bool {
     codelia_backends::can_enforce_limits(&cgroup_parent(config))
 }
 
-/// The configuration of `up`: where nothing is configured and no cgroup can enforce limits, they are
-/// watched. Isolation without exact limits is better than none.
+/// The configuration of `up`: where nothing is configured and no cgroup can enforce limits, they
+/// are watched. Isolation without exact limits is better than none.
 pub(crate) fn watching_if_needed(config: &Config) -> Config {
     let mut config = config.clone();
     let is_unset = config.sandbox.limit_enforcement.is_none() && config.profile == Profile::Dev;
@@ -123,8 +123,8 @@ pub(crate) struct ChosenMode {
     pub(crate) passed_over: Vec<(Mode, String)>,
 }
 
-/// Returns the configured mode, which must be usable, or the most preferred usable one that isolates.
-/// Modes that enforce limits come before those that only watch them.
+/// Returns the configured mode, which must be usable, or the most preferred usable one that
+/// isolates. Modes that enforce limits come before those that only watch them.
 pub(crate) fn choose_mode(config: &Config, probed: &[Capabilities]) -> Result<ChosenMode> {
     if let Some(mode) = config.sandbox.mode {
         require_usable(mode, probed)?;
@@ -139,7 +139,9 @@ pub(crate) fn choose_mode(config: &Config, probed: &[Capabilities]) -> Result<Ch
             let passed_over = better.map(|other| (other.mode, other.problem())).collect();
             Ok(ChosenMode { mode: one.mode, is_configured: false, passed_over })
         }
-        None => bail!("no isolating mode is usable on this host: {}{NO_ISOLATION}", problems(probed)),
+        None => {
+            bail!("no isolating mode is usable on this host: {}{NO_ISOLATION}", problems(probed))
+        }
     }
 }
 
@@ -178,7 +180,8 @@ mod tests {
     fn capabilities(mode: Mode, usable: bool) -> Capabilities {
         let gap = Gap { missing: "user namespaces".into(), remedy: "allow them".into() };
         let gaps = if usable { Vec::new() } else { vec![gap] };
-        let enforceable = Enforceable { memory: true, cpu: true, pids: true, ..Enforceable::default() };
+        let enforceable =
+            Enforceable { memory: true, cpu: true, pids: true, ..Enforceable::default() };
         Capabilities { mode, usable, enforceable, gaps }
     }
 
@@ -202,7 +205,8 @@ mod tests {
         assert_eq!(chosen(&all(false, true, true, true)), Mode::Bwrap);
         assert_eq!(chosen(&all(false, false, true, true)), Mode::Nsjail);
         assert_eq!(chosen(&all(false, false, false, true)), Mode::Container);
-        let error = choose_mode(&config(&[]), &all(false, false, false, false)).unwrap_err().to_string();
+        let error =
+            choose_mode(&config(&[]), &all(false, false, false, false)).unwrap_err().to_string();
         assert!(error.contains("user namespaces") && error.contains("--mode logical"), "{error}");
         let mut without_cgroups = all(true, true, true, true);
         without_cgroups[3].enforceable.memory = false;
@@ -220,7 +224,8 @@ mod tests {
         let problem = "user namespaces (allow them)".to_owned();
         let passed_over = vec![(Mode::Native, problem)];
         assert_eq!(chosen, ChosenMode { mode: Mode::Bwrap, is_configured: false, passed_over });
-        let configured = choose_mode(&config(&[("CODELIA_SANDBOX_MODE", "bwrap")]), &probed).unwrap();
+        let configured =
+            choose_mode(&config(&[("CODELIA_SANDBOX_MODE", "bwrap")]), &probed).unwrap();
         assert!(configured.is_configured && configured.passed_over.is_empty());
     }
 
@@ -249,6 +254,8 @@ mod tests {
         assert_eq!(configured_mode(&config(&[prod])).unwrap(), Mode::Native);
         assert!(configured_mode(&config(&[prod, ("CODELIA_SANDBOX_MODE", "bwrap")])).is_ok());
         let allowed = ("CODELIA_SANDBOX_ALLOW_LOGICAL", "true");
-        assert!(configured_mode(&config(&[prod, allowed, ("CODELIA_SANDBOX_MODE", "logical")])).is_ok());
+        assert!(
+            configured_mode(&config(&[prod, allowed, ("CODELIA_SANDBOX_MODE", "logical")])).is_ok()
+        );
     }
 }

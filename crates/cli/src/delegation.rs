@@ -15,8 +15,8 @@ const PROGRAM: &str = "systemd-run";
 /// How long systemd may take to create a scope.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// If no cgroup of this process can enforce limits, executes the same command again in a new scope of
-/// the user's systemd. Returns if that is not needed or not possible.
+/// If no cgroup of this process can enforce limits, executes the same command again in a new scope
+/// of the user's systemd. Returns if that is not needed or not possible.
 pub(crate) async fn enter(config: &Config) -> Result<()> {
     if geteuid().is_root() || is_in_own_scope() || backends::can_enforce_limits(config) {
         return Ok(());
@@ -24,19 +24,26 @@ pub(crate) async fn enter(config: &Config) -> Result<()> {
     if !offers_scopes().await {
         return Ok(());
     }
-    let error = in_scope(&unit()).arg(std::env::current_exe()?).args(std::env::args_os().skip(1)).exec();
+    let error =
+        in_scope(&unit()).arg(std::env::current_exe()?).args(std::env::args_os().skip(1)).exec();
     Err(error).with_context(|| format!("cannot execute {PROGRAM}"))
 }
 
 /// Whether systemd creates a delegated scope for this user.
 async fn offers_scopes() -> bool {
     let mut trial = tokio::process::Command::from(in_scope(&format!("{}-trial", unit())));
-    trial.arg("true").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    trial
+        .arg("true")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
     let done = tokio::time::timeout(TIMEOUT, trial.status()).await;
     matches!(done, Ok(Ok(status)) if status.success())
 }
 
-/// `systemd-run`, without the command to execute. It keeps its process id when it executes the command.
+/// `systemd-run`, without the command to execute. It keeps its process id when it executes the
+/// command.
 fn in_scope(unit: &str) -> Command {
     let mut command = Command::new(PROGRAM);
     command.args([

@@ -29,7 +29,8 @@ use self::{
 
 #[cfg(feature = "count-allocations")]
 #[global_allocator]
-static ALLOCATOR: codelia_sys::allocation::CountingAllocator = codelia_sys::allocation::CountingAllocator;
+static ALLOCATOR: codelia_sys::allocation::CountingAllocator =
+    codelia_sys::allocation::CountingAllocator;
 
 /// Exit code that a shell reports for a program killed by SIGPIPE.
 const BROKEN_PIPE: u8 = 141;
@@ -37,7 +38,8 @@ const BROKEN_PIPE: u8 = 141;
 fn main() -> ExitCode {
     let cli = Cli::from_process();
     let output = if cli.global.json { Output::Json } else { Output::Text };
-    let exits_like_run = matches!(&cli.command, Command::Client(command) if command.exits_like_run());
+    let exits_like_run =
+        matches!(&cli.command, Command::Client(command) if command.exits_like_run());
     match execute(cli, output) {
         Ok(code) => code,
         Err(error) if error.is::<StdoutClosed>() => ExitCode::from(BROKEN_PIPE),
@@ -83,15 +85,19 @@ async fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::Api => serve::api(&loaded, output).await?,
         Command::Worker => serve::worker(&loaded, output).await?,
         Command::Migrate => serve::migrate(config, output).await?,
-        Command::Admin(args::Admin::Bootstrap(args)) => bootstrap::bootstrap(config, args, output).await?,
+        Command::Admin(args::Admin::Bootstrap(args)) => {
+            bootstrap::bootstrap(config, args, output).await?
+        }
         Command::Certs(command) => certs::certs(config, &command, output)?,
         Command::Doctor => return doctor::doctor(config, output).await,
         Command::Config(args::Config::Show) => config::show(&loaded, output)?,
         Command::Client(command) => {
             return codelia_client::execute(&loaded.client_settings(), command, output).await;
         }
-        Command::Egress(_) | Command::Completions { .. } | Command::Man { .. } | Command::Complete { .. } => {
-        }
+        Command::Egress(_)
+        | Command::Completions { .. }
+        | Command::Man { .. }
+        | Command::Complete { .. } => {}
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -102,7 +108,8 @@ fn flags(cli: &Cli) -> Vec<Flag> {
     if let Some(dir) = &cli.global.data_dir {
         flags.push(("data_dir", dir.display().to_string()));
     }
-    let global = [("client.endpoint", &cli.global.endpoint), ("client.context", &cli.global.context)];
+    let global =
+        [("client.endpoint", &cli.global.endpoint), ("client.context", &cli.global.context)];
     flags.extend(global.into_iter().filter_map(|(path, value)| Some((path, value.clone()?))));
     if let Command::Up(up) = &cli.command {
         let values = [
@@ -111,7 +118,9 @@ fn flags(cli: &Cli) -> Vec<Flag> {
             ("worker.slots", up.slots.clone()),
             ("sandbox.mode", up.mode.map(|mode| mode.to_string())),
         ];
-        flags.extend(values.into_iter().filter_map(|(path, value)| value.map(|value| (path, value))));
+        flags.extend(
+            values.into_iter().filter_map(|(path, value)| value.map(|value| (path, value))),
+        );
     }
     flags
 }

@@ -70,7 +70,11 @@ impl Contexts {
         }
         let mut text = String::new();
         file.take(MAX_BYTES + 1).read_to_string(&mut text).with_context(cannot)?;
-        ensure!(text.len() as u64 <= MAX_BYTES, "{} is larger than {MAX_BYTES} bytes", path.display());
+        ensure!(
+            text.len() as u64 <= MAX_BYTES,
+            "{} is larger than {MAX_BYTES} bytes",
+            path.display()
+        );
         toml::from_str(&text).with_context(cannot)
     }
 
@@ -100,8 +104,11 @@ mod tests {
     use super::*;
 
     fn contexts() -> Contexts {
-        let context =
-            Context { endpoint: "http://here:1".into(), api_key: "cdl_a".into(), tls_ca: Some("/ca".into()) };
+        let context = Context {
+            endpoint: "http://here:1".into(),
+            api_key: "cdl_a".into(),
+            tls_ca: Some("/ca".into()),
+        };
         Contexts { current: Some("one".into()), contexts: [("one".to_owned(), context)].into() }
     }
 

@@ -31,7 +31,9 @@ impl fmt::Display for DetachKeys {
         for (index, byte) in self.0.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
             match byte {
-                0..0x20 => write!(f, "{comma}ctrl-{}", char::from(byte + b'@').to_ascii_lowercase())?,
+                0..0x20 => {
+                    write!(f, "{comma}ctrl-{}", char::from(byte + b'@').to_ascii_lowercase())?
+                }
                 _ => write!(f, "{comma}{}", char::from(*byte))?,
             }
         }
@@ -55,7 +57,9 @@ impl<'de> Deserialize<'de> for DetachKeys {
 fn key(name: &str) -> Result<u8, String> {
     let control = name.strip_prefix("ctrl-").map(str::as_bytes);
     match (control, name.as_bytes()) {
-        (Some([letter @ (b'a'..=b'z' | b'@' | b'['..=b'_')]), _) => Ok(letter.to_ascii_uppercase() - b'@'),
+        (Some([letter @ (b'a'..=b'z' | b'@' | b'['..=b'_')]), _) => {
+            Ok(letter.to_ascii_uppercase() - b'@')
+        }
         (None, [character]) if character.is_ascii_graphic() => Ok(*character),
         _ => Err(format!("{name:?} is not a key (use keys such as ctrl-p,ctrl-q or ctrl-a,d)")),
     }

@@ -1,4 +1,5 @@
-//! Commands with several arguments: each is tried and reported, and a failure changes the exit code.
+//! Commands with several arguments: each is tried and reported, and a failure changes the exit
+//! code.
 
 use std::process::ExitCode;
 
@@ -29,13 +30,18 @@ impl Each {
         match result {
             Ok((json, text)) => {
                 self.results.push(json);
-                if self.output.is_json() || text.is_empty() { Ok(()) } else { output::write_line(&text) }
+                if self.output.is_json() || text.is_empty() {
+                    Ok(())
+                } else {
+                    output::write_line(&text)
+                }
             }
             Err(error) if error.is::<StdoutClosed>() => Err(error),
             Err(error) => {
                 self.failed = true;
                 error_report::print_about(argument, &error);
-                self.results.push(json!({ "argument": argument, "error": error_report::to_json(&error) }));
+                self.results
+                    .push(json!({ "argument": argument, "error": error_report::to_json(&error) }));
                 Ok(())
             }
         }

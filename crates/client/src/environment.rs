@@ -50,8 +50,12 @@ pub(crate) fn secret(args: &EnvArgs) -> Result<Variables> {
 fn inherited(flag: &str, name: &str) -> Result<String> {
     match env::var(name) {
         Ok(value) => Ok(value),
-        Err(env::VarError::NotPresent) => bail!("{flag} {name}: {name} is not set in this environment"),
-        Err(env::VarError::NotUnicode(_)) => bail!("{flag} {name}: the value of {name} is not UTF-8"),
+        Err(env::VarError::NotPresent) => {
+            bail!("{flag} {name}: {name} is not set in this environment")
+        }
+        Err(env::VarError::NotUnicode(_)) => {
+            bail!("{flag} {name}: the value of {name} is not UTF-8")
+        }
     }
 }
 
@@ -72,7 +76,8 @@ fn read_file(path: &Path) -> Result<Variables> {
 
 /// Parses lines `K=V`. The value is the rest of the line as it is: quotes belong to it.
 fn parse(text: &str) -> Result<Variables> {
-    let is_variable = |line: &str| !line.trim_start().is_empty() && !line.trim_start().starts_with('#');
+    let is_variable =
+        |line: &str| !line.trim_start().is_empty() && !line.trim_start().starts_with('#');
     let lines = text.lines().zip(1..).filter(|(line, _)| is_variable(line));
     lines
         .map(|(line, number)| match line.trim_start().split_once('=') {
@@ -113,9 +118,13 @@ mod tests {
     fn bad_line_is_named_without_its_text() {
         for text in ["A=1\n\nhush\n", "A=1\n#\n=hush", "A=1\n\nB = hush"] {
             let file = file(text);
-            let args = EnvArgs { secret_env_file: vec![file.path().to_owned()], ..Default::default() };
+            let args =
+                EnvArgs { secret_env_file: vec![file.path().to_owned()], ..Default::default() };
             let message = message(secret(&args));
-            assert!(message.contains("--secret-env-file") && message.contains("line 3"), "{message}");
+            assert!(
+                message.contains("--secret-env-file") && message.contains("line 3"),
+                "{message}"
+            );
             assert!(!message.contains("hush"), "{message}");
         }
     }
@@ -142,7 +151,8 @@ mod tests {
         ] {
             assert!(message(result).contains("is not set"));
         }
-        let message = message(secret(&EnvArgs { secret_env: vec!["A=hush".into()], ..Default::default() }));
+        let message =
+            message(secret(&EnvArgs { secret_env: vec!["A=hush".into()], ..Default::default() }));
         assert!(message.contains("--secret-env-file") && !message.contains("hush"), "{message}");
     }
 }

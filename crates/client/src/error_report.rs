@@ -198,12 +198,17 @@ mod tests {
 
     #[test]
     fn refused_limit_names_the_flag() {
-        for field in
-            ["limits.memory_bytes", "start.limits.memory_bytes", "start.new_session.limits.memory_bytes"]
-        {
+        for field in [
+            "limits.memory_bytes",
+            "start.limits.memory_bytes",
+            "start.new_session.limits.memory_bytes",
+        ] {
             let message = format!("{field}: maximum is 2 GiB");
             let refused = status(Code::InvalidArgument, "INVALID_FIELD", &message, Some(field));
-            assert_eq!(text(refused), format!("--memory: maximum is 2 GiB (INVALID_FIELD, field {field})"));
+            assert_eq!(
+                text(refused),
+                format!("--memory: maximum is 2 GiB (INVALID_FIELD, field {field})")
+            );
         }
     }
 
@@ -215,18 +220,28 @@ mod tests {
 
     #[test]
     fn file_error_names_the_file() {
-        let missing =
-            || status(Code::NotFound, "FILE_NOT_FOUND", "path: no such file or directory", Some("path"));
+        let missing = || {
+            status(
+                Code::NotFound,
+                "FILE_NOT_FOUND",
+                "path: no such file or directory",
+                Some("path"),
+            )
+        };
         let about = Err::<(), _>(missing()).about_file("work", "a").unwrap_err();
         assert_eq!(text(about), "work:a: no such file or directory (FILE_NOT_FOUND, field path)");
-        let local = Err::<(), _>(anyhow::anyhow!("cannot read /a")).about_file("work", "a").unwrap_err();
+        let local =
+            Err::<(), _>(anyhow::anyhow!("cannot read /a")).about_file("work", "a").unwrap_err();
         assert_eq!(text(local), "cannot read /a");
     }
 
     #[test]
     fn rejected_key_says_where_to_look() {
         let rejected = status(Code::Unauthenticated, "KEY_INVALID", "no valid key", None);
-        assert_eq!(text(rejected), "API key rejected: check CODELIA_API_KEY or client.toml (KEY_INVALID)");
+        assert_eq!(
+            text(rejected),
+            "API key rejected: check CODELIA_API_KEY or client.toml (KEY_INVALID)"
+        );
     }
 
     #[test]

@@ -133,7 +133,11 @@ impl ExecStream {
     }
 
     /// Receives events until the run ends or the user detaches, and writes its output to `streams`.
-    pub(crate) async fn follow(&mut self, streams: &mut Streams, client: &Client) -> Result<Followed> {
+    pub(crate) async fn follow(
+        &mut self,
+        streams: &mut Streams,
+        client: &Client,
+    ) -> Result<Followed> {
         let detached = self.detached.clone();
         loop {
             let response = tokio::select! {
@@ -153,14 +157,20 @@ impl ExecStream {
                     return Ok(Followed::Finished(Box::new(run)));
                 }
                 Some(Kind::Waiting(waiting)) => {
-                    streams.write_message(&format!("codelia: waiting for a worker ({})", waiting.message))?;
+                    streams.write_message(&format!(
+                        "codelia: waiting for a worker ({})",
+                        waiting.message
+                    ))?;
                 }
                 Some(Kind::ApprovalNeeded(needed)) => {
                     let approval = needed.approval.unwrap_or_default();
                     streams.write_message(&approval_needed(&approval))?;
                 }
                 Some(Kind::Violation(violation)) => {
-                    streams.write_message(&format!("codelia: {}", exit_status::blocked_call(&violation)))?;
+                    streams.write_message(&format!(
+                        "codelia: {}",
+                        exit_status::blocked_call(&violation)
+                    ))?;
                 }
                 Some(Kind::NearLimit(near)) => {
                     if let Some(message) = exit_status::near_limit(&near) {
@@ -181,8 +191,8 @@ impl ExecStream {
         }
         let closed = "the server closed the stream before the run was detached";
         self.requests.send(request(exec_request::Kind::Detach(Detach {}))).await.context(closed)?;
-        // The queue is empty: the request is on its way. A call on the same connection comes after it,
-        // so its answer means that the request arrived.
+        // The queue is empty: the request is on its way. A call on the same connection comes after
+        // it, so its answer means that the request arrived.
         drop(self.requests.reserve_many(QUEUE_SIZE).await.context(closed)?);
         client.runs().get_run(GetRunRequest { name: name.clone(), ..Default::default() }).await?;
         Ok(name)
@@ -192,7 +202,9 @@ impl ExecStream {
 /// Says that a run waits for a person, and how to decide.
 fn approval_needed(approval: &Approval) -> String {
     let Approval { approval_id, message, .. } = approval;
-    format!("codelia: waiting for approval {approval_id}: {message} (codelia approvals allow {approval_id})")
+    format!(
+        "codelia: waiting for approval {approval_id}: {message} (codelia approvals allow {approval_id})"
+    )
 }
 
 impl Progress {
@@ -243,7 +255,9 @@ async fn forward_terminal(
     let mut buffer = vec![0; MAX_STDIN_BYTES];
     while let Ok(count @ 1..) = stdin.read(&mut buffer).await {
         let (input, detaches) = scanner.scan(&buffer[..count]);
-        if !input.is_empty() && requests.send(request(exec_request::Kind::Stdin(input))).await.is_err() {
+        if !input.is_empty()
+            && requests.send(request(exec_request::Kind::Stdin(input))).await.is_err()
+        {
             return;
         }
         if detaches {

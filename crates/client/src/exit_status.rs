@@ -11,7 +11,8 @@ use codelia_types::{LostReason, Reason};
 
 use crate::units;
 
-/// Exit code of `codelia run` if the command succeeded and output that was redirected is incomplete.
+/// Exit code of `codelia run` if the command succeeded and output that was redirected is
+/// incomplete.
 pub const INCOMPLETE: u8 = 123;
 /// Exit code of `codelia run` if the run was refused or codelia failed.
 pub const FAILURE: u8 = 125;
@@ -33,8 +34,12 @@ pub fn exit_code(outcome: &Outcome) -> u8 {
         Some(Kind::TimedOut(_)) => TIMED_OUT,
         Some(Kind::Canceled(_)) => CANCELED,
         Some(Kind::Oom(_) | Kind::Limit(_) | Kind::Violation(_)) => KILLED,
-        Some(Kind::Refused(refused)) if refused.reason == Reason::ExecutableNotFound.as_str() => NOT_FOUND,
-        Some(Kind::Refused(refused)) if refused.reason == Reason::ExecutableNotPermitted.as_str() => {
+        Some(Kind::Refused(refused)) if refused.reason == Reason::ExecutableNotFound.as_str() => {
+            NOT_FOUND
+        }
+        Some(Kind::Refused(refused))
+            if refused.reason == Reason::ExecutableNotPermitted.as_str() =>
+        {
             NOT_EXECUTABLE
         }
         Some(Kind::Refused(_) | Kind::Lost(_)) | None => FAILURE,
@@ -69,7 +74,9 @@ pub fn detail(outcome: &Outcome) -> Option<String> {
         Some(Kind::Limit(limit)) => Some(limit.resource.clone()),
         Some(Kind::Violation(violation)) => Some(violation.rule.clone()),
         Some(Kind::Refused(refused)) => Some(format!("{}: {}", refused.reason, refused.message)),
-        Some(Kind::Canceled(canceled)) => Some(canceled.reason.clone()).filter(|reason| !reason.is_empty()),
+        Some(Kind::Canceled(canceled)) => {
+            Some(canceled.reason.clone()).filter(|reason| !reason.is_empty())
+        }
         Some(Kind::Lost(lost)) => Some(lost.reason.clone()).filter(|reason| !reason.is_empty()),
         _ => None,
     }
@@ -114,11 +121,14 @@ pub fn message(run: &Run) -> Option<String> {
 /// Explains that output is missing.
 pub fn incomplete_message(run: &Run) -> String {
     let stored = size(Some(run.output_bytes)).unwrap_or_default();
-    format!("output incomplete: only the first {stored} were stored (store more with --output-limit)")
+    format!(
+        "output incomplete: only the first {stored} were stored (store more with --output-limit)"
+    )
 }
 
 fn timed_out(limits: &Limits) -> String {
-    let after = time(limits.timeout.as_ref()).map(|timeout| format!(" after {}", units::duration(timeout)));
+    let after =
+        time(limits.timeout.as_ref()).map(|timeout| format!(" after {}", units::duration(timeout)));
     format!(
         "timed out{} (raise with --timeout; an operator raises the maximum, limits.max_timeout)",
         after.unwrap_or_default()
@@ -128,19 +138,26 @@ fn timed_out(limits: &Limits) -> String {
 fn limit_exceeded(resource: &str, limits: &Limits) -> String {
     match resource {
         "pids" => {
-            format!("killed: too many processes{}", limit(limits.pids.map(|count| count.to_string())))
+            format!(
+                "killed: too many processes{}",
+                limit(limits.pids.map(|count| count.to_string()))
+            )
         }
         "cpu_time" => {
             let time = time(limits.cpu_time.as_ref());
             format!("killed: out of CPU time{}", limit(time.map(units::duration)))
         }
         "file_bytes" => format!("killed: file too large{}", limit(size(limits.file_bytes))),
-        "disk_bytes" => format!("killed: session directory is full{}", limit(size(limits.disk_bytes))),
+        "disk_bytes" => {
+            format!("killed: session directory is full{}", limit(size(limits.disk_bytes)))
+        }
         "inodes" => {
             let inodes = limits.inodes.map(|count| count.to_string());
             format!("killed: too many files in the session{}", limit(inodes))
         }
-        "volume_bytes" => "killed: a volume is full (`codelia volume ls` shows its maximum)".to_owned(),
+        "volume_bytes" => {
+            "killed: a volume is full (`codelia volume ls` shows its maximum)".to_owned()
+        }
         other => format!("killed: limit {other} exceeded"),
     }
 }
@@ -160,7 +177,8 @@ fn time(duration: Option<&prost_types::Duration>) -> Option<Duration> {
 /// Describes a system call that the policy blocked.
 pub fn blocked_call(violation: &ViolationEvent) -> String {
     let args: Vec<String> = violation.args.iter().map(|arg| format!("{arg:#x}")).collect();
-    let path = if violation.path.is_empty() { String::new() } else { format!(" {}", violation.path) };
+    let path =
+        if violation.path.is_empty() { String::new() } else { format!(" {}", violation.path) };
     format!("{}: {}({}){path}", violation.kind, violation.syscall, args.join(", "))
 }
 
@@ -170,12 +188,16 @@ pub fn near_limit(near: &NearLimitEvent) -> Option<String> {
     let text = |used, limit| format!("near the limit: {used} of {limit}");
     let sizes = || text(units::bytes(used), units::bytes(limit));
     let times = || {
-        let [used, limit] = [used, limit].map(|millis| units::duration(Duration::from_millis(millis)));
+        let [used, limit] =
+            [used, limit].map(|millis| units::duration(Duration::from_millis(millis)));
         text(used, limit)
     };
     match near.resource.as_str() {
         "memory_bytes" => Some(format!("memory is {}", sizes())),
-        "pids" => Some(format!("the number of processes is {}", text(used.to_string(), limit.to_string()))),
+        "pids" => Some(format!(
+            "the number of processes is {}",
+            text(used.to_string(), limit.to_string())
+        )),
         "cpu_time" => Some(format!("CPU time is {}", times())),
         _ => None,
     }
@@ -198,8 +220,9 @@ mod tests {
 
     #[test]
     fn outcomes_map_to_documented_exit_codes() {
-        let refused =
-            |reason: &str| Kind::Refused(v1::Refused { reason: reason.into(), message: String::new() });
+        let refused = |reason: &str| {
+            Kind::Refused(v1::Refused { reason: reason.into(), message: String::new() })
+        };
         for (kind, code) in [
             (Kind::Exited(0), 0),
             (Kind::Exited(7), 7),
@@ -234,7 +257,8 @@ mod tests {
         };
         let pip = &["pip", "install", "requests"][..];
         assert!(
-            network_hint(&run(pip, 1, NetworkMode::None)).is_some_and(|hint| hint.contains("--allow-host"))
+            network_hint(&run(pip, 1, NetworkMode::None))
+                .is_some_and(|hint| hint.contains("--allow-host"))
         );
         for (argv, code, network) in [
             (pip, 0, NetworkMode::None),
@@ -296,7 +320,12 @@ mod tests {
     #[test]
     fn near_limit_names_use_and_limit() {
         for (resource, used, limit, message) in [
-            ("memory_bytes", 50 << 20, 60 << 20, Some("memory is near the limit: 50 MiB of 60 MiB")),
+            (
+                "memory_bytes",
+                50 << 20,
+                60 << 20,
+                Some("memory is near the limit: 50 MiB of 60 MiB"),
+            ),
             ("pids", 80, 100, Some("the number of processes is near the limit: 80 of 100")),
             ("cpu_time", 96_500, 120_000, Some("CPU time is near the limit: 1m 36s 500ms of 2m")),
             ("output_bytes", 8, 10, None),
@@ -318,7 +347,8 @@ mod tests {
             path: String::new(),
         };
         assert_eq!(blocked_call(&violation), "SYSCALL_BLOCKED: socket(0x26, 0x5)");
-        let exec = ViolationEvent { syscall: "execve".into(), path: "/usr/bin/id".into(), ..violation };
+        let exec =
+            ViolationEvent { syscall: "execve".into(), path: "/usr/bin/id".into(), ..violation };
         assert_eq!(blocked_call(&exec), "SYSCALL_BLOCKED: execve(0x26, 0x5) /usr/bin/id");
     }
 }

@@ -45,7 +45,9 @@ fn text(kind: &Kind, value: &Value) -> String {
             Ok(json) => json.to_string(),
             Err(error) => format!("({error})"),
         },
-        Value::List(items) => items.iter().map(|item| text(kind, item)).collect::<Vec<_>>().join(" "),
+        Value::List(items) => {
+            items.iter().map(|item| text(kind, item)).collect::<Vec<_>>().join(" ")
+        }
         Value::Map(entries) => {
             let kind = kind.as_message().map(|entry| entry.map_entry_value_field().kind());
             let mut entries: Vec<_> =
@@ -63,8 +65,12 @@ fn entry(key: &MapKey, kind: Option<&Kind>, value: &Value) -> String {
 
 /// The word of an enum's value, or the number of one that is newer than this program.
 fn word(kind: &Kind, number: i32) -> String {
-    let found = kind.as_enum().and_then(|values| Some((values.get_value(number)?, values.default_value())));
-    found.map_or_else(|| number.to_string(), |(value, first)| words::of_name(value.name(), first.name()))
+    let found =
+        kind.as_enum().and_then(|values| Some((values.get_value(number)?, values.default_value())));
+    found.map_or_else(
+        || number.to_string(),
+        |(value, first)| words::of_name(value.name(), first.name()),
+    )
 }
 
 #[cfg(test)]
@@ -79,7 +85,9 @@ mod tests {
             session_id: "x".into(),
             state: v1::SessionState::Open.into(),
             idle_ttl: Some(prost_types::Duration { seconds: 300, nanos: 0 }),
-            labels: [("b", "2"), ("a", "1")].map(|(name, value)| (name.into(), value.into())).into(),
+            labels: [("b", "2"), ("a", "1")]
+                .map(|(name, value)| (name.into(), value.into()))
+                .into(),
             limits: Some(v1::Limits { pids: Some(3), ..Default::default() }),
             mode: 77,
             ..Default::default()
@@ -93,8 +101,10 @@ mod tests {
             ["limits.pids", "3"],
         ];
         assert_eq!(rows(&to_dynamic(&session).unwrap()), expected);
-        let key =
-            v1::Key { scopes: vec![v1::Scope::Run.into(), v1::Scope::Files.into()], ..Default::default() };
+        let key = v1::Key {
+            scopes: vec![v1::Scope::Run.into(), v1::Scope::Files.into()],
+            ..Default::default()
+        };
         assert_eq!(rows(&to_dynamic(&key).unwrap()), [["scopes", "run files"]]);
     }
 }

@@ -9,8 +9,9 @@ const LENGTHS: [usize; 3] = [18, 23, 36];
 pub(crate) fn short<'a>(ids: impl Iterator<Item = &'a str>) -> impl Fn(&str) -> String {
     let ids: BTreeSet<&str> = ids.collect();
     let cut = |id: &str, length: usize| id.get(..length).unwrap_or(id).to_owned();
-    let differ =
-        |length: &usize| ids.iter().map(|id| cut(id, *length)).collect::<BTreeSet<_>>().len() == ids.len();
+    let differ = |length: &usize| {
+        ids.iter().map(|id| cut(id, *length)).collect::<BTreeSet<_>>().len() == ids.len()
+    };
     let length = LENGTHS.into_iter().find(differ).unwrap_or(usize::MAX);
     move |id| cut(id, length)
 }

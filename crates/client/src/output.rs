@@ -30,8 +30,8 @@ impl Output {
         self == Self::Json
     }
 
-    /// Prints messages as a JSON array, or as a table with one row for each. Long cells are cut to fit the
-    /// terminal.
+    /// Prints messages as a JSON array, or as a table with one row for each. Long cells are cut to
+    /// fit the terminal.
     pub fn print_list<M: Name>(
         self,
         header: &[&str],

@@ -1,5 +1,5 @@
-//! A test: the client needs nothing of the server and nothing that only Linux has. `scripts/check-platforms`
-//! compiles it for other systems.
+//! A test: the client needs nothing of the server and nothing that only Linux has.
+//! `scripts/check-platforms` compiles it for other systems.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +32,8 @@ fn packages() -> Result<BTreeMap<String, BTreeSet<String>>> {
     let lock: toml::Table = fs::read_to_string(path)?.parse()?;
     let mut packages: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for package in lock.get("package").and_then(toml::Value::as_array).context("no packages")? {
-        let name = package.get("name").and_then(toml::Value::as_str).context("a package has no name")?;
+        let name =
+            package.get("name").and_then(toml::Value::as_str).context("a package has no name")?;
         let entries = package.get("dependencies").and_then(toml::Value::as_array);
         // `NAME`, or `NAME VERSION` if there are several.
         let names = entries.into_iter().flatten().filter_map(toml::Value::as_str);

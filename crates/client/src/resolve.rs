@@ -36,9 +36,13 @@ pub(crate) async fn session(client: &Client, text: &str) -> Result<String> {
         Err(status) => return Err(status.into()),
     }
     let found = search("session", text, async |page_token| {
-        let request = ListSessionsRequest { page_size: PAGE_SIZE, page_token, ..Default::default() };
+        let request =
+            ListSessionsRequest { page_size: PAGE_SIZE, page_token, ..Default::default() };
         let page = client.sessions().list_sessions(request).await?.into_inner();
-        Ok((page.sessions.into_iter().map(|session| session.session_id).collect(), page.next_page_token))
+        Ok((
+            page.sessions.into_iter().map(|session| session.session_id).collect(),
+            page.next_page_token,
+        ))
     });
     Ok(session_name(&found.await?))
 }
@@ -56,7 +60,8 @@ pub(crate) async fn run(client: &Client, text: &str) -> Result<String> {
     }
     let found = search("run", text, async |page_token| {
         let parent = "sessions/-".to_owned();
-        let request = ListRunsRequest { parent, page_size: PAGE_SIZE, page_token, ..Default::default() };
+        let request =
+            ListRunsRequest { parent, page_size: PAGE_SIZE, page_token, ..Default::default() };
         let page = client.runs().list_runs(request).await?.into_inner();
         Ok((page.runs.into_iter().map(|run| run.run_id).collect(), page.next_page_token))
     });
@@ -70,8 +75,8 @@ pub(crate) enum RunOrSession {
     Session(String),
 }
 
-/// Finds a run by resource name, id or start of its id, or a session by resource name, id or alias. An
-/// alias that looks like the start of an id names its session.
+/// Finds a run by resource name, id or start of its id, or a session by resource name, id or alias.
+/// An alias that looks like the start of an id names its session.
 pub(crate) async fn run_or_session(client: &Client, text: &str) -> Result<RunOrSession> {
     if text.contains("/runs/") {
         return Ok(RunOrSession::Run(run_name(text)));
@@ -122,7 +127,8 @@ pub(crate) async fn key(client: &Client, tenant: &str, text: &str) -> Result<Str
         return Ok(format!("{tenant}/keys/{text}"));
     }
     let keys = pages(MAX_SEARCHED, async |page_token| {
-        let request = ListKeysRequest { parent: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
+        let request =
+            ListKeysRequest { parent: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
         let page = client.admin().list_keys(request).await?.into_inner();
         Ok((page.keys, page.next_page_token))
     })
@@ -148,7 +154,8 @@ async fn search(
         let (ids, next_token) = fetch(token).await?;
         searched += ids.len();
         // Ids sort by creation time, so those after the last match are all smaller.
-        let past = ids.last().is_some_and(|id| !starts_with(id, prefix) && **id < *prefix.to_lowercase());
+        let past =
+            ids.last().is_some_and(|id| !starts_with(id, prefix) && **id < *prefix.to_lowercase());
         found.extend(ids.into_iter().filter(|id| starts_with(id, prefix)));
         if past || next_token.is_empty() {
             return only(kind, prefix, found);
@@ -168,7 +175,8 @@ fn only(kind: &str, text: &str, mut found: Vec<String>) -> Result<String> {
         count => {
             found.truncate(MAX_LISTED);
             let more = if count > MAX_LISTED { ", …" } else { "" };
-            let listed = found.iter().map(|name| ids::last_segment(name)).collect::<Vec<_>>().join(", ");
+            let listed =
+                found.iter().map(|name| ids::last_segment(name)).collect::<Vec<_>>().join(", ");
             bail!("{kind} {text:?} is ambiguous, {count} match: {listed}{more}")
         }
     }

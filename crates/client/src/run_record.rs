@@ -1,8 +1,9 @@
 //! What the command line says about a run beyond the API.
 //!
-//! `--json` prints messages of the API in the API's own JSON ([`codelia_proto::json`]). Results that the API
-//! does not have are built where they are printed, and are named in the same style: this record, failed
-//! arguments, removed objects, contexts, and what commands on the machine of the server print.
+//! `--json` prints messages of the API in the API's own JSON ([`codelia_proto::json`]). Results
+//! that the API does not have are built where they are printed, and are named in the same style:
+//! this record, failed arguments, removed objects, contexts, and what commands on the machine of
+//! the server print.
 
 use codelia_proto::{
     json::{JsonError, to_json},
@@ -22,8 +23,8 @@ struct RunRecord {
     /// The exit code that the outcome has in a shell. Missing until the run has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<u8>,
-    /// `none` in mode `logical`, which provides no isolation; else the mode. Missing until a worker has
-    /// chosen one.
+    /// `none` in mode `logical`, which provides no isolation; else the mode. Missing until a worker
+    /// has chosen one.
     #[serde(skip_serializing_if = "Option::is_none")]
     isolation: Option<String>,
 }

@@ -13,7 +13,11 @@ pub(crate) fn line<'a>(text: &'a str, stream: &impl IsTerminal) -> Cow<'a, str> 
 
 /// Like [`line()`], for text with several lines.
 pub(crate) fn lines<'a>(text: &'a str, stream: &impl IsTerminal) -> Cow<'a, str> {
-    if stream.is_terminal() { escape(text, |c| c != '\n' && is_unsafe(c)) } else { Cow::Borrowed(text) }
+    if stream.is_terminal() {
+        escape(text, |c| c != '\n' && is_unsafe(c))
+    } else {
+        Cow::Borrowed(text)
+    }
 }
 
 fn escape(text: &str, is_unsafe: impl Fn(char) -> bool) -> Cow<'_, str> {
@@ -64,7 +68,8 @@ mod tests {
         ] {
             assert_eq!(escape(text, is_unsafe), safe);
         }
-        for plain in ["", "naïve e\u{301} 日本語 \u{3000} שלום 🙂 \\u001b", "a/b -> ../c"] {
+        for plain in ["", "naïve e\u{301} 日本語 \u{3000} שלום 🙂 \\u001b", "a/b -> ../c"]
+        {
             assert_eq!(escape(plain, is_unsafe), plain);
         }
     }

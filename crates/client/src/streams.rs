@@ -39,7 +39,10 @@ impl Streams {
     /// record.
     pub(crate) fn open(output: Output) -> io::Result<Self> {
         let (stdout, stderr) = system::output_files()?;
-        Ok(Self { separate_record: output.is_json(), ..Self::new(Sink::new(stdout), Sink::new(stderr)) })
+        Ok(Self {
+            separate_record: output.is_json(),
+            ..Self::new(Sink::new(stdout), Sink::new(stderr))
+        })
     }
 
     fn new(stdout: Sink, stderr: Sink) -> Self {
@@ -134,7 +137,11 @@ mod tests {
     }
 
     fn event(data: &[u8]) -> OutputEvent {
-        OutputEvent { stream: OutputStream::Stdout.into(), data: data.to_vec().into(), ..Default::default() }
+        OutputEvent {
+            stream: OutputStream::Stdout.into(),
+            data: data.to_vec().into(),
+            ..Default::default()
+        }
     }
 
     #[test]
@@ -174,7 +181,8 @@ mod tests {
     #[test]
     fn missing_output_is_noticed() {
         let (mut streams, _reader) = piped();
-        let run = |total| Run { output_truncated: true, output_total_bytes: total, ..Run::default() };
+        let run =
+            |total| Run { output_truncated: true, output_total_bytes: total, ..Run::default() };
         let output = |position: i64| OutputEvent { next_position: position, ..event(b"abc") };
         streams.write(&output(3)).unwrap();
         assert!(streams.is_complete(&run(Some(3))) && streams.is_complete(&Run::default()));

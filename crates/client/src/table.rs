@@ -7,9 +7,13 @@ const GAP: usize = 2;
 /// Columns that are cut keep this many characters.
 const MIN_WIDTH: usize = 8;
 
-/// Formats a table. If it is wider than `max`, the widest cells are cut, but never the first column,
-/// which names the object.
-pub(crate) fn format(header: &[&str], rows: impl Iterator<Item = Vec<String>>, max: usize) -> String {
+/// Formats a table. If it is wider than `max`, the widest cells are cut, but never the first
+/// column, which names the object.
+pub(crate) fn format(
+    header: &[&str],
+    rows: impl Iterator<Item = Vec<String>>,
+    max: usize,
+) -> String {
     let header: Vec<String> = header.iter().map(|cell| (*cell).to_owned()).collect();
     let lines: Vec<Vec<String>> =
         Some(header).filter(|header| !header.is_empty()).into_iter().chain(rows).collect();
@@ -20,7 +24,8 @@ pub(crate) fn format(header: &[&str], rows: impl Iterator<Item = Vec<String>>, m
 
 fn widths(lines: &[Vec<String>]) -> Vec<usize> {
     let columns = lines.iter().map(Vec::len).max().unwrap_or_default();
-    let width = |column: usize| lines.iter().filter_map(|cells| Some(cells.get(column)?.width())).max();
+    let width =
+        |column: usize| lines.iter().filter_map(|cells| Some(cells.get(column)?.width())).max();
     (0..columns).map(|column| width(column).unwrap_or_default()).collect()
 }
 
@@ -82,9 +87,16 @@ mod tests {
     #[test]
     fn widest_cells_are_cut_to_fit() {
         let long = "c".repeat(80);
-        let table = format(&["ID", "NAME", "COMMAND"], rows(&[&["0123456789abcdef", "somebody", &long]]), 60);
+        let table = format(
+            &["ID", "NAME", "COMMAND"],
+            rows(&[&["0123456789abcdef", "somebody", &long]]),
+            60,
+        );
         assert!(table.lines().all(|line| line.width() <= 60), "{table}");
-        assert!(table.contains("0123456789abcdef  somebody  ccc") && table.ends_with('…'), "{table}");
+        assert!(
+            table.contains("0123456789abcdef  somebody  ccc") && table.ends_with('…'),
+            "{table}"
+        );
         let ids = format(&["ID", "B"], rows(&[&[&long, "x"]]), 40);
         assert!(ids.contains(&long), "the first column is whole");
         assert_eq!(cut("日本語", 4), "日…");

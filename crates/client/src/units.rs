@@ -51,7 +51,9 @@ pub fn timestamp(time: Option<&prost_types::Timestamp>) -> Option<String> {
 
 /// Converts a duration to milliseconds, for people.
 pub fn millis(duration: Option<&prost_types::Duration>) -> Option<f64> {
-    duration.and_then(|wire| duration_from_proto(wire).ok()).map(|duration| duration.as_secs_f64() * 1000.0)
+    duration
+        .and_then(|wire| duration_from_proto(wire).ok())
+        .map(|duration| duration.as_secs_f64() * 1000.0)
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use codelia_proto::v1;
 
 /// An enum of the API.
 pub(crate) trait Word {
-    /// The word of the value, such as `data_lost` of `SESSION_END_REASON_DATA_LOST`. Nothing if it is
-    /// unspecified.
+    /// The word of the value, such as `data_lost` of `SESSION_END_REASON_DATA_LOST`. Nothing if it
+    /// is unspecified.
     fn word(self) -> String;
 }
 
@@ -38,7 +38,8 @@ words!(
     WorkerState,
 );
 
-/// The word of a value by its name and that of the value that is unspecified: both start with the enum's.
+/// The word of a value by its name and that of the value that is unspecified: both start with the
+/// enum's.
 pub(crate) fn of_name(name: &str, unspecified: &str) -> String {
     let prefix = unspecified.strip_suffix("UNSPECIFIED").unwrap_or_default();
     match name.strip_prefix(prefix).unwrap_or(name) {

@@ -116,7 +116,11 @@ async fn transparent(
 }
 
 /// The program speaks HTTP or SOCKS5 with the proxy.
-async fn explicit(sandbox: &Arc<Sandbox>, stream: TcpStream, record: &mut Record) -> Result<(), Refusal> {
+async fn explicit(
+    sandbox: &Arc<Sandbox>,
+    stream: TcpStream,
+    record: &mut Record,
+) -> Result<(), Refusal> {
     let mut program =
         Program { stream, start: Vec::new(), limit: sandbox.proxy.config.options.header_timeout };
     let Program { stream, start, limit } = &mut program;

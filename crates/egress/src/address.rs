@@ -96,7 +96,10 @@ impl AddressRules {
             IpAddr::V4(_) => None,
             IpAddr::V6(address) => embedded_v4(address).map(IpAddr::V4),
         };
-        [Some(address), embedded].into_iter().flatten().try_for_each(|address| self.check_one(address))
+        [Some(address), embedded]
+            .into_iter()
+            .flatten()
+            .try_for_each(|address| self.check_one(address))
     }
 
     fn check_one(&self, address: IpAddr) -> Result<(), Reason> {
@@ -137,7 +140,8 @@ impl AddressRules {
         {
             return Ok(addresses.clone());
         }
-        let addresses = Arc::new(codelia_sys::interfaces::addresses()?.into_iter().collect::<HashSet<_>>());
+        let addresses =
+            Arc::new(codelia_sys::interfaces::addresses()?.into_iter().collect::<HashSet<_>>());
         *cached = Some((Instant::now(), addresses.clone()));
         Ok(addresses)
     }
@@ -160,7 +164,9 @@ fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
         Some(Ipv4Addr::new(a, b, c, d))
     };
     match [a, b, c, d, e, f] {
-        [0, 0, 0, 0, 0, 0 | 0xffff] | [0, 0, 0, 0, 0xffff, 0] | [0x64, 0xff9b, 0, 0, 0, 0] => join(g, h),
+        [0, 0, 0, 0, 0, 0 | 0xffff] | [0, 0, 0, 0, 0xffff, 0] | [0x64, 0xff9b, 0, 0, 0, 0] => {
+            join(g, h)
+        }
         // Local NAT64 (RFC 8215), as if its prefix had 96 bits. It is special in any case.
         [0x64, 0xff9b, 1, ..] => join(g, h),
         [0x2002, high, low, ..] => join(high, low),
@@ -274,7 +280,8 @@ mod tests {
 
     #[test]
     fn exceptions_open_private_but_not_metadata_or_own() {
-        let exceptions = ["10.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "64:ff9b::/96", "fd00::/8", "::/96"];
+        let exceptions =
+            ["10.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "64:ff9b::/96", "fd00::/8", "::/96"];
         let exceptions = exceptions.map(|net| net.parse().unwrap()).to_vec();
         let rules = AddressRules::new(exceptions, vec!["10.0.0.9".parse().unwrap()]);
         for address in ["10.1.2.3", "127.0.0.1", "fd01::1", "64:ff9b::a00:1", "64:ff9b::808:808"] {
@@ -292,12 +299,15 @@ mod tests {
 
     #[test]
     fn addresses_of_interfaces_are_own() {
-        let rules =
-            AddressRules::new(vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()], Vec::new());
+        let rules = AddressRules::new(
+            vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
+            Vec::new(),
+        );
         let interfaces = codelia_sys::interfaces::addresses().unwrap();
         assert!(interfaces.iter().any(|address| address.is_loopback()), "{interfaces:?}");
         let link_local = |address: &IpAddr| METADATA.iter().any(|net| net.contains(address));
-        for address in interfaces.into_iter().filter(|address| !address.is_loopback() && !link_local(address))
+        for address in
+            interfaces.into_iter().filter(|address| !address.is_loopback() && !link_local(address))
         {
             assert_eq!(rules.check(address), Err(Reason::OwnAddress), "{address}");
         }

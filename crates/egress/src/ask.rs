@@ -10,7 +10,8 @@ use tokio::{sync::watch, time::timeout};
 
 use crate::{control::Decision, refusal::Reason, target::Target};
 
-/// Lasting decisions of one sandbox. Further ones are not remembered: such a host is asked for again.
+/// Lasting decisions of one sandbox. Further ones are not remembered: such a host is asked for
+/// again.
 const MAX_DECISIONS: usize = 4096;
 
 /// The questions and decisions of one sandbox.
@@ -115,6 +116,10 @@ mod tests {
     async fn decisions_apply_once_or_to_later_connections() {
         assert_eq!(decided_by(Decision::Always).await, (Ok(()), Ok(()), 1));
         assert_eq!(decided_by(Decision::Deny).await, (Err(Reason::Denied), Err(Reason::Denied), 1));
-        assert_eq!(decided_by(Decision::Once).await, (Ok(()), Err(Reason::AskTimeout), 2), "asked again");
+        assert_eq!(
+            decided_by(Decision::Once).await,
+            (Ok(()), Err(Reason::AskTimeout), 2),
+            "asked again"
+        );
     }
 }

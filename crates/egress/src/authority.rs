@@ -77,7 +77,8 @@ pub fn ensure_authority(files: &config::Authority) -> Result<(), AuthorityError>
 
 fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), AuthorityError> {
     let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
-    let written = file.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
+    let written =
+        file.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
     written.map_err(|source| AuthorityError::File { path: path.to_owned(), source })
 }
 
@@ -117,7 +118,8 @@ impl Authority {
             return Err(AuthorityError::Mode(files.key_file.clone()));
         }
         let key = fs::read_to_string(&files.key_file).map_err(failed(&files.key_file))?;
-        let pem = fs::read_to_string(&files.certificate_file).map_err(failed(&files.certificate_file))?;
+        let pem =
+            fs::read_to_string(&files.certificate_file).map_err(failed(&files.certificate_file))?;
         let certificate = pem_certificate(&pem).ok_or(rcgen::Error::CouldNotParseCertificate)?;
         let issuer = Issuer::from_ca_cert_der(&certificate, KeyPair::from_pem(&key)?)?;
         let host_key = KeyPair::generate()?;

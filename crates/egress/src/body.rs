@@ -101,7 +101,9 @@ fn next(state: State, byte: u8) -> Result<State, Reason> {
         (State::ChunkLf, b'\n') => State::Size { digits: 0, size: 0 },
         (State::Trailer { line, total }, b'\r') => State::TrailerLf { last: line == 0, total },
         (State::Trailer { line, total }, b'\t' | b' '..=b'~' | 0x80..)
-            if line < MAX_LINE && total < MAX_TRAILERS && (line > 0 || !matches!(byte, b' ' | b'\t')) =>
+            if line < MAX_LINE
+                && total < MAX_TRAILERS
+                && (line > 0 || !matches!(byte, b' ' | b'\t')) =>
         {
             State::Trailer { line: line + 1, total: total + 1 }
         }
@@ -132,7 +134,11 @@ mod tests {
         for part in [1, 2, 3, 7, 100] {
             assert_eq!(end(BodyLength::Bytes(3), b"abcGET /", part), Ok(Some(3)));
             assert_eq!(end(BodyLength::Bytes(9), b"abc", part), Ok(None));
-            assert_eq!(end(BodyLength::Chunked, chunked, part), Ok(Some(chunked.len() - 5)), "{part}");
+            assert_eq!(
+                end(BodyLength::Chunked, chunked, part),
+                Ok(Some(chunked.len() - 5)),
+                "{part}"
+            );
         }
         assert_eq!(end(BodyLength::Bytes(0), b"GET /", 9), Ok(Some(0)));
     }
@@ -156,7 +162,11 @@ mod tests {
             b"0\r\na\0\r\n",
         ];
         for body in bodies {
-            assert_eq!(end(BodyLength::Chunked, body, 100), Err(Reason::InvalidRequest), "{body:?}");
+            assert_eq!(
+                end(BodyLength::Chunked, body, 100),
+                Err(Reason::InvalidRequest),
+                "{body:?}"
+            );
         }
     }
 

@@ -186,7 +186,9 @@ pub(crate) mod tests {
             [&kind.to_be_bytes()[..], &number(content.len()), content].concat()
         };
         let extensions: Vec<u8> = extensions.iter().flat_map(extension).collect();
-        let body = [&[3; 34][..], &[0, 0, 2, 0x13, 1, 1, 0], &number(extensions.len()), &extensions].concat();
+        let body =
+            [&[3; 34][..], &[0, 0, 2, 0x13, 1, 1, 0], &number(extensions.len()), &extensions]
+                .concat();
         [&[HANDSHAKE_CLIENT_HELLO, 0], &number(body.len())[..], &body].concat()
     }
 
@@ -194,7 +196,10 @@ pub(crate) mod tests {
     fn second_server_name_is_refused() {
         let name: &[u8] = b"\0\x04\0\0\x01a";
         let read = |extensions: &[(u16, &[u8])]| server_name(&records(&message(extensions), 1000));
-        assert_eq!(read(&[(21, b""), (EXTENSION_SERVER_NAME, name)]), Ok(Some(Some("a".to_owned()))));
+        assert_eq!(
+            read(&[(21, b""), (EXTENSION_SERVER_NAME, name)]),
+            Ok(Some(Some("a".to_owned())))
+        );
         let twice = [(EXTENSION_SERVER_NAME, name), (EXTENSION_SERVER_NAME, name)];
         assert_eq!(read(&twice), Err(Malformed));
         let list: &[u8] = b"\0\x08\0\0\x01a\0\0\x01b";

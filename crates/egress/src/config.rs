@@ -24,7 +24,8 @@ const DNS_PORT: u16 = 53;
 const CA_DIR: &str = "egress-ca";
 
 codelia_types::options! {
-    /// The egress proxy of runs with network mode `proxy`: the section `egress` of the configuration.
+    /// The egress proxy of runs with network mode `proxy`: the section `egress` of the
+    /// configuration.
     #[derive(PartialEq, Eq)]
     pub struct Options {
         /// DNS servers that resolve allowed names, with commas between them; empty for those of
@@ -42,7 +43,8 @@ codelia_types::options! {
         /// Proxies of tenants that have one of their own: `TENANT=URL` with commas between them.
         #[serde(with = "comma_map")]
         pub tenant_upstreams: BTreeMap<TenantId, Upstream> = BTreeMap::new(),
-        /// TOML file with the secrets of hosts and of the upstream proxies. Default: no credentials.
+        /// TOML file with the secrets of hosts and of the upstream proxies. Default: no
+        /// credentials.
         pub credentials_file: Option<PathBuf> = None,
         /// Directory with the certificate authority for hosts with credentials. Default:
         /// `DATA_DIR/egress-ca`, if there are credentials.

@@ -61,8 +61,8 @@ impl Connector {
         Err(last)
     }
 
-    /// All addresses of the target. One that is not allowed refuses all of them: a name that leads to
-    /// both is an attempt to get at the other.
+    /// All addresses of the target. One that is not allowed refuses all of them: a name that leads
+    /// to both is an attempt to get at the other.
     async fn checked_addresses(&self, target: &Target) -> Result<Vec<IpAddr>, Refusal> {
         let addresses = match target.address {
             Some(address) => vec![address],
@@ -75,7 +75,10 @@ impl Connector {
     }
 }
 
-async fn connect_to(destination: SocketAddr, upstream: Option<&Upstream>) -> Result<TcpStream, Reason> {
+async fn connect_to(
+    destination: SocketAddr,
+    upstream: Option<&Upstream>,
+) -> Result<TcpStream, Reason> {
     let stream = match upstream {
         Some(upstream) => upstream.connect(destination).await?,
         None => TcpStream::connect(destination).await.map_err(|_| Reason::ConnectFailed)?,

@@ -8,9 +8,10 @@
 //! 4. The worker sends `close`; the proxy ends the sandbox's connections, sends their records and,
 //!    last, `closed`.
 //!
-//! End of file ends the proxy. If the proxy ends, the worker starts another one and sends `open` for
-//! each live sandbox again, followed by `decide` for its lasting decisions. The worker keeps copies
-//! of the sockets for that, so connections that programs begin meanwhile wait in their backlog.
+//! End of file ends the proxy. If the proxy ends, the worker starts another one and sends `open`
+//! for each live sandbox again, followed by `decide` for its lasting decisions. The worker keeps
+//! copies of the sockets for that, so connections that programs begin meanwhile wait in their
+//! backlog.
 //!
 //! [`crate::packet`] sends and receives them.
 
@@ -167,7 +168,8 @@ pub struct Connection {
     pub port: u16,
     /// The address that the proxy connected to.
     pub address: Option<IpAddr>,
-    /// Why it was refused or failed, as a code such as `host_not_allowed`; `None` if it was allowed.
+    /// Why it was refused or failed, as a code such as `host_not_allowed`; `None` if it was
+    /// allowed.
     pub refused: Option<String>,
     /// The pattern of the policy that decided.
     pub rule: Option<String>,

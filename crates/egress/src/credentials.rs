@@ -86,7 +86,11 @@ pub(crate) struct Credentials {
 impl Credentials {
     /// The credential for a host, among those that a sandbox's rules name.
     pub(crate) fn find(&self, names: &[String], host: &str) -> Option<Arc<Credential>> {
-        names.iter().filter_map(|name| self.by_name.get(name)).find(|found| found.host == host).cloned()
+        names
+            .iter()
+            .filter_map(|name| self.by_name.get(name))
+            .find(|found| found.host == host)
+            .cloned()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -139,8 +143,8 @@ pub(crate) fn read(path: &Path) -> Result<(Credentials, Logins), CredentialsErro
     }
     let text = SecretString::from(fs::read_to_string(path).map_err(failed)?);
     // The error of the parser would quote the text.
-    let file: File =
-        toml::from_str(text.expose_secret()).map_err(|_| CredentialsError::Text(path.to_owned()))?;
+    let file: File = toml::from_str(text.expose_secret())
+        .map_err(|_| CredentialsError::Text(path.to_owned()))?;
     let mut by_name = HashMap::new();
     for entry in file.credentials {
         let name = entry.name.clone();
@@ -179,7 +183,8 @@ impl Entry {
             _ => return Err("give either header and value, or username and password"),
         };
         let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
-        if header.is_empty() || !header.bytes().all(is_token) || RESERVED.contains(&header.as_str()) {
+        if header.is_empty() || !header.bytes().all(is_token) || RESERVED.contains(&header.as_str())
+        {
             return Err("the header has no valid name or is set by the proxy");
         }
         if !value.expose_secret().bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
@@ -229,14 +234,18 @@ mod tests {
         assert_eq!((found.header.as_str(), found.value.expose_secret()), ("x-token", "s3cret"));
         let basic = credentials.find(&["b".to_owned()], "b.example.com").unwrap();
         assert_eq!(basic.value.expose_secret(), "Basic dXNlcjpwYXNz");
-        assert!(credentials.find(&["b".to_owned()], "api.example.com").is_none(), "not named by the rules");
+        assert!(
+            credentials.find(&["b".to_owned()], "api.example.com").is_none(),
+            "not named by the rules"
+        );
         assert!(!format!("{credentials:?}").contains("s3cret"));
     }
 
     #[test]
     fn invalid_files_are_refused_without_quoting_them() {
-        let entry =
-            |fields: &str| format!("[[credential]]\nname = \"a\"\nhost = \"a.example.com\"\n{fields}");
+        let entry = |fields: &str| {
+            format!("[[credential]]\nname = \"a\"\nhost = \"a.example.com\"\n{fields}")
+        };
         let texts = [
             entry("value = \"s3cret\""),
             entry("header = \"host\"\nvalue = \"s3cret\""),

@@ -159,14 +159,17 @@ pub(crate) struct Question {
 
 /// Parses a query. The error is the reply to one that is not valid, if it gets one.
 pub(crate) fn parse_query(bytes: &[u8]) -> Result<Question, Option<Vec<u8>>> {
-    let id = bytes.get(..HEADER).map(|header| u16::from_be_bytes([header[0], header[1]])).ok_or(None)?;
+    let id =
+        bytes.get(..HEADER).map(|header| u16::from_be_bytes([header[0], header[1]])).ok_or(None)?;
     let failed = |code| Message::error_msg(id, OpCode::Query, code).to_vec().ok();
     // A response is never answered.
     if bytes[2] & 0x80 != 0 {
         return Err(None);
     }
     let message = Message::from_vec(bytes).map_err(|_| failed(ResponseCode::FormErr))?;
-    if message.metadata.message_type != MessageType::Query || message.metadata.op_code != OpCode::Query {
+    if message.metadata.message_type != MessageType::Query
+        || message.metadata.op_code != OpCode::Query
+    {
         return Err(failed(ResponseCode::NotImp));
     }
     match message.queries.as_slice() {
@@ -180,7 +183,10 @@ pub(crate) fn parse_query(bytes: &[u8]) -> Result<Question, Option<Vec<u8>>> {
 }
 
 /// The address of a name; `None` if the name is allowed but has no record of this type here.
-fn look_up(sandbox: &Arc<Sandbox>, question: &Question) -> Result<Option<IpAddr>, (String, Refusal)> {
+fn look_up(
+    sandbox: &Arc<Sandbox>,
+    question: &Question,
+) -> Result<Option<IpAddr>, (String, Refusal)> {
     let text = question.owner.to_ascii();
     let name = parse_name(&text).map_err(|reason| (text.clone(), reason.into()))?;
     let fail = |refusal: Refusal| (name.clone(), refusal);
@@ -198,7 +204,12 @@ fn look_up(sandbox: &Arc<Sandbox>, question: &Question) -> Result<Option<IpAddr>
     }
 }
 
-fn assign(sandbox: &Arc<Sandbox>, name: &str, family: Family, ports: &[u16]) -> Result<IpAddr, Reason> {
+fn assign(
+    sandbox: &Arc<Sandbox>,
+    name: &str,
+    family: Family,
+    ports: &[u16],
+) -> Result<IpAddr, Reason> {
     let mut names = sandbox.names.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let assignment = names.assign(name, family, ports)?;
     drop(names);

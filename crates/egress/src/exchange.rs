@@ -11,8 +11,8 @@ use crate::{
     sandbox::Direction,
 };
 
-/// Copies one exchange: this request, of whose body `start` was read already; then the response until
-/// its end.
+/// Copies one exchange: this request, of whose body `start` was read already; then the response
+/// until its end.
 pub(crate) async fn copy_exchange(
     traffic: &Traffic<'_>,
     program: &mut (impl AsyncRead + AsyncWrite + Unpin),

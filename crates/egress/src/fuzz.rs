@@ -1,5 +1,5 @@
-//! Properties of what programs send to the proxy: heads and bodies of HTTP, names in TLS, queries and
-//! SOCKS. The entry points of the fuzz targets panic if one does not hold.
+//! Properties of what programs send to the proxy: heads and bodies of HTTP, names in TLS, queries
+//! and SOCKS. The entry points of the fuzz targets panic if one does not hold.
 
 #![allow(clippy::expect_used, clippy::missing_panics_doc, reason = "a panic is a finding")]
 
@@ -26,8 +26,8 @@ const MAX_DATAGRAM: usize = 512;
 /// The headers that the proxy adds, and the spaces after names.
 const MAX_ADDED: usize = 512;
 
-/// Sizes of the pieces in which an input arrives. A long one comes in few, as each is parsed from the
-/// start.
+/// Sizes of the pieces in which an input arrives. A long one comes in few, as each is parsed from
+/// the start.
 fn piece_sizes(length: usize) -> [usize; 3] {
     let small = if length <= 512 { 1 } else { length / 8 };
     [small, length / 16 + 3, length.max(1)]
@@ -40,7 +40,9 @@ fn read<T, E>(
     parse: impl Fn(&[u8]) -> Result<Option<T>, E>,
 ) -> Result<Option<T>, E> {
     let ends = (0..bytes.len()).step_by(size).chain([bytes.len()]);
-    ends.map(|end| parse(&bytes[..end])).find(|parsed| !matches!(parsed, Ok(None))).unwrap_or(Ok(None))
+    ends.map(|end| parse(&bytes[..end]))
+        .find(|parsed| !matches!(parsed, Ok(None)))
+        .unwrap_or(Ok(None))
 }
 
 /// A parser of messages with a length reads the same however they arrive, and whatever follows.
@@ -98,7 +100,10 @@ fn check_forwarded(head: &Head, length: usize, target: &Target, path: &str) {
         match secret {
             None => assert_eq!(again.forwarded(target, &again.uri, None), forwarded),
             Some((name, value)) => {
-                assert!(again.values(name).eq([value.as_bytes()]), "one secret, and not the program's");
+                assert!(
+                    again.values(name).eq([value.as_bytes()]),
+                    "one secret, and not the program's"
+                );
             }
         }
     }
@@ -138,7 +143,11 @@ pub fn client_hello(bytes: &[u8]) {
         // A server may take what is refused here, as it never gets that.
         return;
     };
-    assert_eq!(server_name(&[bytes, &[22, 3, 1, 0, 0]].concat()), Ok(Some(name.clone())), "what follows");
+    assert_eq!(
+        server_name(&[bytes, &[22, 3, 1, 0, 0]].concat()),
+        Ok(Some(name.clone())),
+        "what follows"
+    );
     let body = handshake_message(bytes).expect("valid").expect("complete");
     let length = u32::try_from(body.len()).expect("bounded").to_be_bytes();
     let message = [&[1], &length[1..], &body].concat();
@@ -150,7 +159,11 @@ pub fn client_hello(bytes: &[u8]) {
     }
     // The other way round, a server may ignore a name, such as an address.
     if let Some(Some(accepted)) = accepted {
-        assert_eq!(name.map(|name| name.to_ascii_lowercase()), Some(accepted), "a server reads another name");
+        assert_eq!(
+            name.map(|name| name.to_ascii_lowercase()),
+            Some(accepted),
+            "a server reads another name"
+        );
     }
 }
 
@@ -184,7 +197,9 @@ pub fn dns_query(bytes: &[u8]) {
             let reply = check_reply(bytes, &reply);
             assert!(reply.answers.is_empty());
         }
-        Err(None) => assert!(bytes.len() < 12 || bytes[2] & 0x80 != 0, "only what is not a query gets none"),
+        Err(None) => {
+            assert!(bytes.len() < 12 || bytes[2] & 0x80 != 0, "only what is not a query gets none")
+        }
     }
 }
 
@@ -194,7 +209,10 @@ fn check_replies(query: &[u8], question: &Question) {
         let reply = dns::reply(question.clone(), looked_up).expect("a query has a reply");
         let reply = check_reply(query, &reply);
         let [asked] = reply.queries.as_slice() else { panic!("not one question: {reply:?}") };
-        assert_eq!((asked.name().to_ascii(), asked.query_type()), (question.owner.to_ascii(), question.kind));
+        assert_eq!(
+            (asked.name().to_ascii(), asked.query_type()),
+            (question.owner.to_ascii(), question.kind)
+        );
         let answers: Vec<_> = reply.answers.iter().map(|answer| answer.data.ip_addr()).collect();
         assert_eq!(answers, looked_up.ok().flatten().map(Some).into_iter().collect::<Vec<_>>());
     }

@@ -68,7 +68,9 @@ impl Head {
             Ok(httparse::Status::Complete(parsed)) if parsed == length => {}
             _ => return Err(Reason::InvalidRequest),
         }
-        let (Some(method), Some(uri), Some(minor)) = (request.method, request.path, request.version) else {
+        let (Some(method), Some(uri), Some(minor)) =
+            (request.method, request.path, request.version)
+        else {
             return Err(Reason::InvalidRequest);
         };
         // No spaces or bytes outside ASCII, which servers decode in different ways.
@@ -81,7 +83,10 @@ impl Head {
             .map(|header| (header.name.to_ascii_lowercase(), header.value.to_vec()))
             .collect();
         let body = body_length(&headers, minor)?;
-        Ok(Some((Self { method: method.to_owned(), uri: uri.to_owned(), minor, headers, body }, length)))
+        Ok(Some((
+            Self { method: method.to_owned(), uri: uri.to_owned(), minor, headers, body },
+            length,
+        )))
     }
 
     /// Checks that the `Host` header names the target. Only HTTP/1.0 may omit it.
@@ -101,8 +106,8 @@ impl Head {
         self.values("host").next().is_some()
     }
 
-    /// Whether the request asks for a WebSocket, and for nothing else. No other protocol can follow a
-    /// request: what another one carries could name another host.
+    /// Whether the request asks for a WebSocket, and for nothing else. No other protocol can follow
+    /// a request: what another one carries could name another host.
     pub(crate) fn asks_for_websocket(&self) -> bool {
         let mut upgrades = self.values("upgrade");
         let protocol = upgrades.next().filter(|_| upgrades.next().is_none());
@@ -114,21 +119,34 @@ impl Head {
     }
 
     pub(crate) fn values(&self, name: &str) -> impl Iterator<Item = &[u8]> {
-        self.headers.iter().filter(move |(found, _)| found == name).map(|(_, value)| value.as_slice())
+        self.headers
+            .iter()
+            .filter(move |(found, _)| found == name)
+            .map(|(_, value)| value.as_slice())
     }
 
     /// The request that the destination gets: its own path, no headers of this connection, and this
     /// header in place of the program's.
-    pub(crate) fn forwarded(&self, target: &Target, path: &str, secret: Option<(&str, &str)>) -> Forwarded {
+    pub(crate) fn forwarded(
+        &self,
+        target: &Target,
+        path: &str,
+        secret: Option<(&str, &str)>,
+    ) -> Forwarded {
         let mut head = Vec::with_capacity(1024);
         let slash = if path.starts_with('/') || path == "*" { "" } else { "/" };
         let default_port = if secret.is_some() { 443 } else { 80 };
-        head.extend_from_slice(format!("{} {slash}{path} HTTP/1.{}\r\n", self.method, self.minor).as_bytes());
+        head.extend_from_slice(
+            format!("{} {slash}{path} HTTP/1.{}\r\n", self.method, self.minor).as_bytes(),
+        );
         let host = target.url_host();
-        let port = if target.port == default_port { String::new() } else { format!(":{}", target.port) };
+        let port =
+            if target.port == default_port { String::new() } else { format!(":{}", target.port) };
         head.extend_from_slice(format!("host: {host}{port}\r\n").as_bytes());
         for (name, value) in &self.headers {
-            if name != "host" && !self.is_hop_by_hop(name) && secret.is_none_or(|(secret, _)| secret != name)
+            if name != "host"
+                && !self.is_hop_by_hop(name)
+                && secret.is_none_or(|(secret, _)| secret != name)
             {
                 head.extend_from_slice(name.as_bytes());
                 head.extend_from_slice(b": ");
@@ -155,7 +173,9 @@ impl Head {
 
 /// Whether a header's value has this word, between commas.
 fn lists(value: &[u8], word: &str) -> bool {
-    value.split(|&byte| byte == b',').any(|found| found.trim_ascii().eq_ignore_ascii_case(word.as_bytes()))
+    value
+        .split(|&byte| byte == b',')
+        .any(|found| found.trim_ascii().eq_ignore_ascii_case(word.as_bytes()))
 }
 
 /// Whether a response opens a WebSocket. `None` if bytes of its head are missing.
@@ -168,9 +188,11 @@ pub(crate) fn opens_websocket(bytes: &[u8]) -> Option<bool> {
     let mut response = httparse::Response::new(&mut headers);
     let is_complete = matches!(response.parse(&bytes[..length]), Ok(httparse::Status::Complete(_)));
     let is_websocket = |header: &httparse::Header<'_>| {
-        header.name.eq_ignore_ascii_case("upgrade") && header.value.eq_ignore_ascii_case(b"websocket")
+        header.name.eq_ignore_ascii_case("upgrade")
+            && header.value.eq_ignore_ascii_case(b"websocket")
     };
-    let opens = is_complete && response.code == Some(101) && response.headers.iter().any(is_websocket);
+    let opens =
+        is_complete && response.code == Some(101) && response.headers.iter().any(is_websocket);
     Some(opens)
 }
 
@@ -208,7 +230,9 @@ fn body_length(headers: &[(String, Vec<u8>)], minor: u8) -> Result<BodyLength, R
     match (encodings.next(), encodings.next(), lengths.next(), lengths.next()) {
         (None, _, None, _) => Ok(BodyLength::Bytes(0)),
         (None, _, Some((_, length)), None) => parse_length(length).map(BodyLength::Bytes),
-        (Some((_, encoding)), None, None, _) if minor == 1 && encoding.eq_ignore_ascii_case(b"chunked") => {
+        (Some((_, encoding)), None, None, _)
+            if minor == 1 && encoding.eq_ignore_ascii_case(b"chunked") =>
+        {
             Ok(BodyLength::Chunked)
         }
         _ => Err(Reason::InvalidRequest),
@@ -216,8 +240,9 @@ fn body_length(headers: &[(String, Vec<u8>)], minor: u8) -> Result<BodyLength, R
 }
 
 fn parse_length(value: &[u8]) -> Result<u64, Reason> {
-    let digits =
-        std::str::from_utf8(value).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let digits = std::str::from_utf8(value)
+        .ok()
+        .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
     digits.and_then(|digits| digits.parse().ok()).ok_or(Reason::InvalidRequest)
 }
 
@@ -247,7 +272,10 @@ mod tests {
         assert_eq!(forwarded, expected);
         let secret = Some(("authorization", "Bearer s"));
         let forwarded = String::from_utf8(head.forwarded(&target, "", secret).head).unwrap();
-        assert!(forwarded.starts_with("POST / HTTP/1.1\r\nhost: example.com:80\r\n"), "{forwarded}");
+        assert!(
+            forwarded.starts_with("POST / HTTP/1.1\r\nhost: example.com:80\r\n"),
+            "{forwarded}"
+        );
         assert!(
             forwarded.contains("authorization: Bearer s\r\n") && !forwarded.contains("mine"),
             "{forwarded}"
@@ -310,7 +338,10 @@ mod tests {
         assert_eq!(check("Host: example.com\r\n", 1), Ok(()));
         assert_eq!(check("", 0), Ok(()));
         assert_eq!(check("A: b\r\n", 1), Err(Reason::InvalidRequest));
-        assert_eq!(check("Host: example.com\r\nHost: example.com\r\n", 1), Err(Reason::InvalidRequest));
+        assert_eq!(
+            check("Host: example.com\r\nHost: example.com\r\n", 1),
+            Err(Reason::InvalidRequest)
+        );
         for host in ["evil.com", "example.com:81", "", "example.com, evil.com", "a@example.com"] {
             assert_eq!(check(&format!("Host: {host}\r\n"), 1), Err(Reason::HostMismatch), "{host}");
         }
@@ -354,7 +385,8 @@ mod tests {
         for end in 0..response.len() {
             assert_eq!(opens_websocket(&response.as_bytes()[..end]), None);
         }
-        for (part, other) in [("101", "200"), ("101", "426"), ("websocket", "h2c"), ("HTTP/1.1", "HTTP/1.1 ")]
+        for (part, other) in
+            [("101", "200"), ("101", "426"), ("websocket", "h2c"), ("HTTP/1.1", "HTTP/1.1 ")]
         {
             let other = response.replace(part, other);
             assert_eq!(opens_websocket(other.as_bytes()), Some(false), "{other}");

@@ -43,7 +43,8 @@ async fn connect(
     record: &mut Record,
 ) -> Result<(), Refusal> {
     record.set_raw_host(&head.uri);
-    let target = match Target::from_authority(&head.uri, None).and_then(|target| check_connect(head, target))
+    let target = match Target::from_authority(&head.uri, None)
+        .and_then(|target| check_connect(head, target))
     {
         Ok(target) => target,
         Err(reason) => return refuse(stream, reason.into(), None).await,
@@ -77,7 +78,8 @@ async fn request(
     record: &mut Record,
 ) -> Result<(), Refusal> {
     record.set_raw_host(&head.uri);
-    let parsed = parse_absolute_uri(&head.uri).and_then(|parsed| head.check_host(&parsed.0).map(|()| parsed));
+    let parsed = parse_absolute_uri(&head.uri)
+        .and_then(|parsed| head.check_host(&parsed.0).map(|()| parsed));
     let (target, path) = match parsed {
         Ok(parsed) => parsed,
         Err(reason) => return refuse(stream, reason.into(), None).await,
@@ -91,7 +93,11 @@ async fn request(
 }
 
 /// Answers with the reason and ends the connection.
-async fn refuse(mut stream: TcpStream, refusal: Refusal, target: Option<&Target>) -> Result<(), Refusal> {
+async fn refuse(
+    mut stream: TcpStream,
+    refusal: Refusal,
+    target: Option<&Target>,
+) -> Result<(), Refusal> {
     let answer = answer(refusal.reason, target);
     if stream.write_all(&answer).await.is_ok() && stream.shutdown().await.is_ok() {
         drain(&mut stream).await;

@@ -74,9 +74,11 @@ pub(crate) struct Assignment {
 impl Names {
     /// Takes the sockets of a sandbox over. Those that stand for a name already listen again.
     pub(crate) fn new(sockets: Vec<OwnedFd>, assigned: &[Assigned]) -> (Self, Vec<Listener>) {
-        let mut names = Self { free: Vec::new(), names: HashMap::new(), next: FIRST, ipv6_count: 0 };
+        let mut names =
+            Self { free: Vec::new(), names: HashMap::new(), next: FIRST, ipv6_count: 0 };
         let mut listeners = Vec::new();
-        let by_index: HashMap<_, _> = assigned.iter().map(|assigned| (assigned.socket, assigned)).collect();
+        let by_index: HashMap<_, _> =
+            assigned.iter().map(|assigned| (assigned.socket, assigned)).collect();
         for (index, socket) in sockets.into_iter().enumerate() {
             match by_index.get(&index) {
                 Some(assigned) => listeners.extend(names.take_over(socket, assigned)),
@@ -125,7 +127,12 @@ impl Names {
     }
 
     /// The address of a name in a family. The name gets a socket there for each of these ports.
-    pub(crate) fn assign(&mut self, name: &str, family: Family, ports: &[u16]) -> Result<Assignment, Reason> {
+    pub(crate) fn assign(
+        &mut self,
+        name: &str,
+        family: Family,
+        ports: &[u16],
+    ) -> Result<Assignment, Reason> {
         let known = self.names.get(name);
         let address = known.map_or(self.next, |known| known.address);
         let address = match family {
@@ -165,12 +172,21 @@ impl Names {
                 self.free.push((index, socket));
             }
             tracing::debug!(name, %address, %errno, "cannot listen for a name");
-            return Err(if errno == Errno::ADDRINUSE { Reason::AddressInUse } else { Reason::Capacity });
+            return Err(if errno == Errno::ADDRINUSE {
+                Reason::AddressInUse
+            } else {
+                Reason::Capacity
+            });
         }
         self.skip(address.ip());
         self.insert(name, address);
         let (host, port) = (name.to_owned(), address.port());
-        assignment.assigned.push(Assigned { socket: index, host: host.clone(), address: address.ip(), port });
+        assignment.assigned.push(Assigned {
+            socket: index,
+            host: host.clone(),
+            address: address.ip(),
+            port,
+        });
         let target = Target { host, address: None, port };
         assignment.listeners.push(Listener { socket: socket.into(), target });
         Ok(())

@@ -47,7 +47,11 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
 ///
 /// # Errors
 /// The message is too large, or as `sendmsg(2)`.
-pub fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+pub fn send(
+    socket: impl AsFd,
+    message: &impl Serialize,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), Error> {
     let text = serde_json::to_vec(message)?;
     if text.len() > MAX_BYTES || fds.len() > OPEN_SOCKETS {
         return Err(Error::TooLarge);
@@ -71,7 +75,8 @@ pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> Result<Option<(T, Vec<
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(OPEN_SOCKETS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC;
-    let message = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut text)], &mut ancillary, flags)?;
+    let message =
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut text)], &mut ancillary, flags)?;
     let mut fds = Vec::new();
     for part in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = part {

@@ -45,7 +45,10 @@ impl Proxy {
         };
         let tenant_upstreams = options.tenant_upstreams.iter().map(upstream_of).collect();
         let connector = Connector {
-            addresses: AddressRules::new(options.private_addresses.clone(), config.own_addresses.clone()),
+            addresses: AddressRules::new(
+                options.private_addresses.clone(),
+                config.own_addresses.clone(),
+            ),
             resolver: Resolver::new(resolvers(options)?),
             upstream: options.upstream.map(|config| Upstream { config, login: logins.upstream }),
             tenant_upstreams,
@@ -56,7 +59,11 @@ impl Proxy {
     }
 
     /// The secret that requests of a sandbox for this host get.
-    pub(crate) fn credential(&self, rules: &EgressRules, target: &Target) -> Option<Arc<Credential>> {
+    pub(crate) fn credential(
+        &self,
+        rules: &EgressRules,
+        target: &Target,
+    ) -> Option<Arc<Credential>> {
         self.credentials.find(&rules.credentials, &target.host)
     }
 }

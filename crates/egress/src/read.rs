@@ -31,7 +31,8 @@ impl From<Reason> for ReadError {
     }
 }
 
-/// Reads into `buffer` until `parse` returns something. The parser fails if the buffer is too large.
+/// Reads into `buffer` until `parse` returns something. The parser fails if the buffer is too
+/// large.
 pub(crate) async fn read_until<T>(
     stream: &mut (impl AsyncRead + Unpin),
     buffer: &mut Vec<u8>,
@@ -62,7 +63,8 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Reads a message, which `parse` returns with its length. A program that ends before sent none.
+    /// Reads a message, which `parse` returns with its length. A program that ends before sent
+    /// none.
     pub(crate) async fn read<T>(
         &mut self,
         parse: impl FnMut(&[u8]) -> Result<Option<(T, usize)>, Reason>,
@@ -78,8 +80,8 @@ impl Program {
     }
 }
 
-/// Reads what a program still sends, for a moment, after an answer to it is complete. A socket that is
-/// closed with unread data is reset, and the program may lose the answer.
+/// Reads what a program still sends, for a moment, after an answer to it is complete. A socket that
+/// is closed with unread data is reset, and the program may lose the answer.
 pub(crate) async fn drain(stream: &mut (impl AsyncRead + Unpin)) {
     let mut buffer = [0; 4096];
     let rest = async { while let Ok(1..) = stream.read(&mut buffer).await {} };
@@ -111,7 +113,11 @@ impl AsyncRead for Replayed<'_> {
 }
 
 impl AsyncWrite for Replayed<'_> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut *self.stream).poll_write(cx, bytes)
     }
 

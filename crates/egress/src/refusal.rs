@@ -1,4 +1,5 @@
-//! Why a connection or query was refused or failed: the codes of records and of answers to programs.
+//! Why a connection or query was refused or failed: the codes of records and of answers to
+//! programs.
 
 use std::net::IpAddr;
 
@@ -156,23 +157,37 @@ impl Reason {
     /// What to do about it, for the person who reads a program's output.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
-            Self::HostNotAllowed => "to allow it, add the host to network.allowed_hosts of the policy",
+            Self::HostNotAllowed => {
+                "to allow it, add the host to network.allowed_hosts of the policy"
+            }
             Self::HostBlocked => "the policy blocks this host; see network.blocked_hosts",
-            Self::PortNotAllowed => "to allow it, add the port to network.allowed_ports of the policy",
+            Self::PortNotAllowed => {
+                "to allow it, add the port to network.allowed_ports of the policy"
+            }
             Self::Denied => "the request for this host was denied",
             Self::AskTimeout => {
                 "nobody approved this host in time; try again after `codelia approvals allow`"
             }
             Self::RulesChanged => "the policy no longer allows this host",
-            Self::InvalidTarget => "use a host name in ASCII or a canonical IP address, and a port number",
-            Self::InvalidRequest => "send a valid CONNECT request or an http:// URL in absolute form",
+            Self::InvalidTarget => {
+                "use a host name in ASCII or a canonical IP address, and a port number"
+            }
+            Self::InvalidRequest => {
+                "send a valid CONNECT request or an http:// URL in absolute form"
+            }
             Self::HeaderTimeout => "the request did not arrive in time",
             Self::HostMismatch => "the Host header must name the host of the request",
-            Self::SniMismatch | Self::SniMissing => "the TLS server name must be the requested host",
+            Self::SniMismatch | Self::SniMissing => {
+                "the TLS server name must be the requested host"
+            }
             Self::ProtocolNotSupported => "use HTTP/1.1 or TLS on this port",
             Self::QueryTypeNotAllowed => "only addresses can be looked up",
-            Self::SuspiciousName => "the name is too long or too random for a wildcard; list it by itself",
-            Self::TooManyNames => "this sandbox used too many names; use the proxy variables (HTTPS_PROXY)",
+            Self::SuspiciousName => {
+                "the name is too long or too random for a wildcard; list it by itself"
+            }
+            Self::TooManyNames => {
+                "this sandbox used too many names; use the proxy variables (HTTPS_PROXY)"
+            }
             Self::TooManyWildcardNames => {
                 "this sandbox used too many names below wildcards; list hosts by themselves"
             }

@@ -196,7 +196,9 @@ async fn splice_available(
 ) -> Result<Source, Ended> {
     loop {
         consume_budget().await;
-        let mut left = match from.try_io(Interest::READABLE, || splice(from, &pipe.input, PIPE_BYTES)) {
+        let mut left = match from
+            .try_io(Interest::READABLE, || splice(from, &pipe.input, PIPE_BYTES))
+        {
             Ok(0) => return Ok(Source::Ended),
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Source::Empty),

@@ -80,7 +80,8 @@ impl Reports {
         let mut state = self.lock();
         if let Report::Closed { sandbox, .. } = report {
             // The last report of a sandbox: nothing of it may follow.
-            let merged = state.merged.extract_if(|key, _| key.sandbox == sandbox).map(|(_, record)| record);
+            let merged =
+                state.merged.extract_if(|key, _| key.sandbox == sandbox).map(|(_, record)| record);
             let merged: Vec<_> = merged.collect();
             state.records += merged.len();
             state.queue.extend(merged.into_iter().map(Report::Connection));
@@ -158,8 +159,10 @@ mod tests {
 
     fn records(reports: &Reports) -> Vec<Connection> {
         let all = std::iter::from_fn(|| reports.pop());
-        all.filter_map(|report| if let Report::Connection(record) = report { Some(record) } else { None })
-            .collect()
+        all.filter_map(
+            |report| if let Report::Connection(record) = report { Some(record) } else { None },
+        )
+        .collect()
     }
 
     #[test]
@@ -194,8 +197,7 @@ mod tests {
         reports.send(Report::Closed { sandbox, totals: Totals::default() });
         let all: Vec<_> = std::iter::from_fn(|| reports.pop()).collect();
         let closed = all.iter().position(|report| matches!(report, Report::Closed { .. })).unwrap();
-        let of_sandbox =
-            |report: &Report| matches!(report, Report::Connection(record) if record.sandbox == sandbox);
+        let of_sandbox = |report: &Report| matches!(report, Report::Connection(record) if record.sandbox == sandbox);
         assert_eq!(all.iter().rposition(of_sandbox), Some(closed - 1));
         assert!(all.len() > closed + 1, "the other sandbox's record follows");
     }

@@ -46,7 +46,8 @@ impl Resolver {
     pub(crate) async fn resolve(&self, name: &str) -> Result<Vec<IpAddr>, Reason> {
         let mut name = Name::from_ascii(name).map_err(|_| Reason::InvalidTarget)?;
         name.set_fqdn(true);
-        let (v4, v6) = tokio::join!(self.query(&name, RecordType::A), self.query(&name, RecordType::AAAA));
+        let (v4, v6) =
+            tokio::join!(self.query(&name, RecordType::A), self.query(&name, RecordType::AAAA));
         // Only addresses that were returned are used, so the failure of one question is harmless.
         let mut addresses = v4.unwrap_or_default();
         addresses.extend(v6.unwrap_or_default());
@@ -187,8 +188,11 @@ mod tests {
 
     #[test]
     fn aliases_are_followed_to_their_addresses_only() {
-        let a = |owner: &str, last| Record::from_rdata(name(owner), 0, RData::A(A::new(10, 0, 0, last)));
-        let records = vec![a("c.", 3), alias("a.", "b."), alias("b.", "c."), a("other.", 9), a("c.", 4)];
+        let a = |owner: &str, last| {
+            Record::from_rdata(name(owner), 0, RData::A(A::new(10, 0, 0, last)))
+        };
+        let records =
+            vec![a("c.", 3), alias("a.", "b."), alias("b.", "c."), a("other.", 9), a("c.", 4)];
         let found = addresses(&answer(records), &name("a."), RecordType::A).unwrap();
         assert_eq!(found, [IpAddr::from([10, 0, 0, 3]), IpAddr::from([10, 0, 0, 4])]);
         let circle = vec![alias("a.", "b."), alias("b.", "a.")];
@@ -214,8 +218,12 @@ mod tests {
 
     #[test]
     fn servers_are_read() {
-        let text = "# nameserver 9.9.9.9\nsearch a\nnameserver 127.0.0.53\nnameserver ::1\nnameserver x\n";
-        assert_eq!(parse_servers(text), ["127.0.0.53:53".parse().unwrap(), "[::1]:53".parse().unwrap()]);
+        let text =
+            "# nameserver 9.9.9.9\nsearch a\nnameserver 127.0.0.53\nnameserver ::1\nnameserver x\n";
+        assert_eq!(
+            parse_servers(text),
+            ["127.0.0.53:53".parse().unwrap(), "[::1]:53".parse().unwrap()]
+        );
     }
 
     proptest! {

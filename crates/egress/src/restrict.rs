@@ -109,7 +109,8 @@ fn filter() -> Result<ScmpFilterContext, SeccompError> {
         };
         add(&mut filter, ScmpAction::Errno(errno.raw_os_error()), name, conditions)?;
     }
-    let masked = |index, mask, value| ScmpArgCompare::new(index, ScmpCompareOp::MaskedEqual(mask), value);
+    let masked =
+        |index, mask, value| ScmpArgCompare::new(index, ScmpCompareOp::MaskedEqual(mask), value);
     for name in ["mmap", "mprotect"] {
         add(&mut filter, ScmpAction::Allow, name, &[masked(2, PROT_EXEC, 0)])?;
     }
@@ -121,7 +122,12 @@ fn filter() -> Result<ScmpFilterContext, SeccompError> {
         &[ScmpArgCompare::new(0, ScmpCompareOp::Equal, PR_SET_NAME)],
     )?;
     // Reading limits, not setting them.
-    add(&mut filter, ScmpAction::Allow, "prlimit64", &[ScmpArgCompare::new(2, ScmpCompareOp::Equal, 0)])?;
+    add(
+        &mut filter,
+        ScmpAction::Allow,
+        "prlimit64",
+        &[ScmpArgCompare::new(2, ScmpCompareOp::Equal, 0)],
+    )?;
     Ok(filter)
 }
 

@@ -56,7 +56,8 @@ pub fn run(control: OwnedFd) -> Result<(), Error> {
     let user = config.user;
     let proxy = Arc::new(Proxy::new(*config, max_connections()?)?);
     restrict(user)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
     let result = runtime.block_on(server::serve(control, proxy));
     // Connections end with the process.
     runtime.shutdown_background();

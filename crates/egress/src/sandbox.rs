@@ -125,14 +125,18 @@ impl Sandbox {
     }
 
     /// Decides about a connection, after a person did if the rules say so.
-    pub(crate) async fn authorize(self: &Arc<Self>, target: &Target) -> Result<Authorized, Refusal> {
+    pub(crate) async fn authorize(
+        self: &Arc<Self>,
+        target: &Target,
+    ) -> Result<Authorized, Refusal> {
         // Before the decision, so that no change of the rules is missed.
         let live = self.add_live(target);
         let rules = self.rules();
         let rule = match rules.decide(&target.host, target.port) {
             EgressDecision::Allow(rule) => rule,
             EgressDecision::Ask(rule) => {
-                let ask = Report::Ask { sandbox: self.id, host: target.host.clone(), port: target.port };
+                let ask =
+                    Report::Ask { sandbox: self.id, host: target.host.clone(), port: target.port };
                 let limit = self.proxy.config.options.ask_timeout;
                 let decided = tokio::select! {
                     decided = self.asks.wait(target, limit, || self.proxy.reports.send(ask)) => decided,
@@ -180,9 +184,11 @@ impl Sandbox {
     }
 
     fn check_bytes(&self, limits: &EgressLimits) -> Result<(), Reason> {
-        let below =
-            |count: &AtomicU64, max: Option<u64>| max.is_none_or(|max| count.load(Ordering::Relaxed) < max);
-        if below(&self.totals.sent, limits.sent_bytes) && below(&self.totals.received, limits.received_bytes)
+        let below = |count: &AtomicU64, max: Option<u64>| {
+            max.is_none_or(|max| count.load(Ordering::Relaxed) < max)
+        };
+        if below(&self.totals.sent, limits.sent_bytes)
+            && below(&self.totals.received, limits.received_bytes)
         {
             Ok(())
         } else {

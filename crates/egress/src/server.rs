@@ -66,14 +66,19 @@ fn async_fd(control: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(control, Interest::READABLE | Interest::WRITABLE)
 }
 
-async fn receive_all(control: &AsyncFd<OwnedFd>, sandboxes: &mut Sandboxes) -> Result<(), ServeError> {
+async fn receive_all(
+    control: &AsyncFd<OwnedFd>,
+    sandboxes: &mut Sandboxes,
+) -> Result<(), ServeError> {
     while let Some((request, sockets)) = receive(control).await? {
         sandboxes.apply(request, sockets)?;
     }
     Ok(())
 }
 
-async fn receive(control: &AsyncFd<OwnedFd>) -> Result<Option<(Request, Vec<OwnedFd>)>, ServeError> {
+async fn receive(
+    control: &AsyncFd<OwnedFd>,
+) -> Result<Option<(Request, Vec<OwnedFd>)>, ServeError> {
     loop {
         let mut ready = control.readable().await?;
         match packet::receive(control.get_ref()) {
@@ -163,8 +168,12 @@ impl Sandboxes {
             check_type(socket, SocketType::STREAM)?;
         }
         let (names, listeners) = Names::new(targets, &open.assigned);
-        let sandbox =
-            Arc::new(Sandbox::new((open.sandbox, open.tenant), open.rules, names, self.proxy.clone()));
+        let sandbox = Arc::new(Sandbox::new(
+            (open.sandbox, open.tenant),
+            open.rules,
+            names,
+            self.proxy.clone(),
+        ));
         accept::spawn_proxy(&sandbox, proxy);
         accept::spawn_targets(&sandbox, listeners);
         dns::spawn(&sandbox, udp, tcp);

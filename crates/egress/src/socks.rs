@@ -92,7 +92,9 @@ pub(crate) fn parse_greeting(bytes: &[u8]) -> Result<Option<(bool, usize)>, Reas
         [] | [VERSION] => Ok(None),
         [VERSION, count, ref methods @ ..] => {
             let count = usize::from(count);
-            Ok(methods.get(..count).map(|methods| (methods.contains(&NO_AUTHENTICATION), 2 + count)))
+            Ok(methods
+                .get(..count)
+                .map(|methods| (methods.contains(&NO_AUTHENTICATION), 2 + count)))
         }
         _ => Err(Reason::InvalidRequest),
     }
@@ -139,11 +141,15 @@ pub(crate) fn parse_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, Re
 fn parse_host(kind: u8, host: &[u8], port: u16) -> (String, Result<Target, Reason>) {
     let address = match (kind, host) {
         (1, &[a, b, c, d]) => Some(IpAddr::V4(Ipv4Addr::new(a, b, c, d))),
-        (4, octets) => <[u8; 16]>::try_from(octets).ok().map(|octets| IpAddr::V6(Ipv6Addr::from(octets))),
+        (4, octets) => {
+            <[u8; 16]>::try_from(octets).ok().map(|octets| IpAddr::V6(Ipv6Addr::from(octets)))
+        }
         _ => None,
     };
     match address {
-        Some(address) if port != 0 => (address.to_string(), Ok(Target::from_address(address, port))),
+        Some(address) if port != 0 => {
+            (address.to_string(), Ok(Target::from_address(address, port)))
+        }
         Some(address) => (address.to_string(), Err(Reason::InvalidTarget)),
         None => {
             let text = String::from_utf8_lossy(host).into_owned();
@@ -185,7 +191,11 @@ mod tests {
             Err((7, Reason::ProtocolNotSupported)),
             "udp"
         );
-        assert_eq!(target(b"\x05\x01\0\x03\x05a.com\0\0"), Err((1, Reason::InvalidTarget)), "port 0");
+        assert_eq!(
+            target(b"\x05\x01\0\x03\x05a.com\0\0"),
+            Err((1, Reason::InvalidTarget)),
+            "port 0"
+        );
         assert_eq!(target(b"\x05\x01\0\x03\x05a\0com\0\x50"), Err((1, Reason::InvalidTarget)));
         assert_eq!(target(b"\x05\x01\0\x03\x05127.1\0\x50"), Err((1, Reason::InvalidTarget)));
         assert_eq!(target(b"\x05\x01\0\x03\0\0\x50"), Err((1, Reason::InvalidTarget)), "empty");

@@ -14,7 +14,8 @@ const MAX_LABELS: usize = 8;
 const MAX_NAME: usize = 128;
 /// From this length on, the characters of a label are counted.
 const LONG_LABEL: usize = 32;
-/// Bits for each character of a long label. English words have about 4; encoded data has 5 and more.
+/// Bits for each character of a long label. English words have about 4; encoded data has 5 and
+/// more.
 const MAX_ENTROPY: f64 = 4.4;
 /// Different names below wildcards that one sandbox may use.
 const MAX_NAMES: usize = 512;
@@ -93,7 +94,10 @@ mod tests {
         for number in 0..MAX_NAMES {
             assert_eq!(names.check(&format!("{number}.example.com"), "*.example.com"), Ok(()));
         }
-        assert_eq!(names.check("new.example.com", "*.example.com"), Err(Reason::TooManyWildcardNames));
+        assert_eq!(
+            names.check("new.example.com", "*.example.com"),
+            Err(Reason::TooManyWildcardNames)
+        );
         assert_eq!(names.check("0.example.com", "*.example.com"), Ok(()));
     }
 }

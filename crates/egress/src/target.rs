@@ -137,7 +137,8 @@ mod tests {
 
     #[test]
     fn canonical_targets_are_parsed() {
-        let parse = |text| Target::from_authority(text, None).map(|target| (target.host, target.port));
+        let parse =
+            |text| Target::from_authority(text, None).map(|target| (target.host, target.port));
         assert_eq!(parse("Example.COM:443"), Ok(("example.com".to_owned(), 443)));
         assert_eq!(parse("example.com.:443"), Ok(("example.com".to_owned(), 443)));
         assert_eq!(parse("xn--bcher-kva.example:80"), Ok(("xn--bcher-kva.example".to_owned(), 80)));
@@ -238,7 +239,9 @@ mod tests {
         for header in ["example.com:8080", "EXAMPLE.com.", "example.com"] {
             assert!(target.agrees_with_host_header(header), "{header}");
         }
-        for header in ["", "example.com:80", "evil.com", "evil.com:8080", "example.com:8080@evil.com"] {
+        for header in
+            ["", "example.com:80", "evil.com", "evil.com:8080", "example.com:8080@evil.com"]
+        {
             assert!(!target.agrees_with_host_header(header), "{header}");
         }
     }

@@ -46,7 +46,9 @@ pub(crate) async fn serve(
     let mut start = Vec::new();
     let parse = |bytes: &[u8]| match Head::parse(bytes)? {
         None => Ok(None),
-        Some((head, _)) if !(head.uri.starts_with('/') || head.uri == "*") => Err(Reason::InvalidRequest),
+        Some((head, _)) if !(head.uri.starts_with('/') || head.uri == "*") => {
+            Err(Reason::InvalidRequest)
+        }
         Some((head, length)) => head.check_host(target).map(|()| Some((head, length))),
     };
     let (head, length) = match read_until(&mut program, &mut start, limit, parse).await {
@@ -61,6 +63,7 @@ pub(crate) async fn serve(
     };
     let secret = Some((credential.header.as_str(), credential.value.expose_secret()));
     let forwarded = head.forwarded(target, &head.uri, secret);
-    let exchange = copy_exchange(traffic, &mut program, &mut destination, &forwarded, &start[length..]);
+    let exchange =
+        copy_exchange(traffic, &mut program, &mut destination, &forwarded, &start[length..]);
     Ok(traffic.limit(exchange).await?)
 }

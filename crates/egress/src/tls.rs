@@ -1,5 +1,5 @@
-//! What terminating the TLS of hosts with credentials takes: the authority that signs for them towards
-//! programs, and the roots that verify them.
+//! What terminating the TLS of hosts with credentials takes: the authority that signs for them
+//! towards programs, and the roots that verify them.
 
 use std::{fs, sync::Arc};
 
@@ -33,7 +33,8 @@ fn roots(options: &Options) -> Result<RootCertStore, SetupError> {
     roots.add_parsable_certificates(system.certs);
     if let Some(path) = &options.extra_roots_file {
         let text = fs::read_to_string(path).map_err(SetupError::read(path))?;
-        let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
+        let certificates: Result<Vec<_>, _> =
+            CertificateDer::pem_slice_iter(text.as_bytes()).collect();
         let certificates = certificates.ok().filter(|found| !found.is_empty());
         for certificate in certificates.ok_or_else(|| SetupError::Roots(path.clone()))? {
             roots.add(certificate)?;

@@ -41,7 +41,8 @@ impl Tunnel {
         record.set_target(&target);
         let authorized = sandbox.authorize(&target).await?;
         record.rule = Some(authorized.rule.clone());
-        let (destination, address) = sandbox.proxy.connector.connect(&target, &sandbox.tenant).await?;
+        let (destination, address) =
+            sandbox.proxy.connector.connect(&target, &sandbox.tenant).await?;
         record.address = Some(address);
         Ok(Self { target, destination, authorized })
     }
@@ -84,8 +85,8 @@ impl Tunnel {
     }
 }
 
-/// Has a connection that was cut off end with a reset. An ordinary end could pass for the end of what
-/// the destination sent.
+/// Has a connection that was cut off end with a reset. An ordinary end could pass for the end of
+/// what the destination sent.
 fn reset_if_cut(program: &TcpStream, result: &Result<(), Refusal>) {
     if matches!(result, Err(Refusal { reason: Reason::RulesChanged | Reason::ByteLimit, .. })) {
         // It fails only if the connection has ended.
@@ -125,13 +126,17 @@ async fn forward(
         Protocol::Other
     };
     match protocol {
-        Protocol::Tls if let Some(credential) = sandbox.proxy.credential(&sandbox.rules(), target) => {
+        Protocol::Tls
+            if let Some(credential) = sandbox.proxy.credential(&sandbox.rules(), target) =>
+        {
             let program = Replayed { start, stream: program };
-            terminate::serve(&sandbox.proxy, &traffic, target, program, destination, &credential).await
+            terminate::serve(&sandbox.proxy, &traffic, target, program, destination, &credential)
+                .await
         }
         Protocol::Http(head, length) => {
             let forwarded = head.forwarded(target, &head.uri, None);
-            let exchange = copy_exchange(&traffic, program, &mut destination, &forwarded, &start[length..]);
+            let exchange =
+                copy_exchange(&traffic, program, &mut destination, &forwarded, &start[length..]);
             Ok(traffic.limit(exchange).await?)
         }
         Protocol::Tls | Protocol::Other => {
@@ -183,7 +188,9 @@ async fn inspect(
         }
         if client_hello::starts_with_tls(bytes) {
             return match client_hello::server_name(bytes) {
-                Ok(Some(name)) => check_server_name(target, name.as_deref()).map(|()| Some(Protocol::Tls)),
+                Ok(Some(name)) => {
+                    check_server_name(target, name.as_deref()).map(|()| Some(Protocol::Tls))
+                }
                 Ok(None) => Ok(None),
                 Err(client_hello::Malformed) => Err(Reason::InvalidRequest),
             };
@@ -198,7 +205,8 @@ async fn inspect(
                     Ok(Some(Protocol::Http(Box::new(head), length)))
                 }
             },
-            // On the port of HTTP nothing else is served, so that nothing can pass for something else.
+            // On the port of HTTP nothing else is served, so that nothing can pass for something
+            // else.
             Some(false) if target.port == 80 => Err(Reason::ProtocolNotSupported),
             Some(false) => Ok(Some(Protocol::Other)),
         }
@@ -208,7 +216,9 @@ async fn inspect(
 
 /// A request to the destination itself, not to a proxy there.
 fn check_plain_request(head: &Head, target: &Target) -> Result<(), Reason> {
-    if head.method.eq_ignore_ascii_case("CONNECT") || !(head.uri.starts_with('/') || head.uri == "*") {
+    if head.method.eq_ignore_ascii_case("CONNECT")
+        || !(head.uri.starts_with('/') || head.uri == "*")
+    {
         return Err(Reason::InvalidRequest);
     }
     head.check_host(target)
@@ -224,8 +234,8 @@ fn check_server_name(target: &Target, name: Option<&str>) -> Result<(), Reason> 
     }
 }
 
-/// Whether the first line ends like a request line of HTTP. `None` if it has no end yet. Empty lines
-/// before it do not count, since servers skip them; the request is refused later.
+/// Whether the first line ends like a request line of HTTP. `None` if it has no end yet. Empty
+/// lines before it do not count, since servers skip them; the request is refused later.
 fn is_http(bytes: &[u8]) -> Option<bool> {
     let text = bytes.trim_ascii_start();
     let end = text.iter().position(|byte| !matches!(byte, b'\t' | b' '..=b'~' | 0x80..));

@@ -43,7 +43,8 @@ impl Login {
 impl Upstream {
     /// Asks the proxy for a connection. The caller limits the time.
     pub(crate) async fn connect(&self, destination: SocketAddr) -> Result<TcpStream, Reason> {
-        let mut stream = TcpStream::connect(self.config.address).await.map_err(|_| Reason::ConnectFailed)?;
+        let mut stream =
+            TcpStream::connect(self.config.address).await.map_err(|_| Reason::ConnectFailed)?;
         let connected = match self.config.protocol {
             UpstreamProtocol::Socks5 => self.socks(&mut stream, destination).await,
             UpstreamProtocol::Connect => self.http(&mut stream, destination).await,
@@ -55,7 +56,11 @@ impl Upstream {
         }
     }
 
-    async fn socks(&self, stream: &mut TcpStream, destination: SocketAddr) -> std::io::Result<bool> {
+    async fn socks(
+        &self,
+        stream: &mut TcpStream,
+        destination: SocketAddr,
+    ) -> std::io::Result<bool> {
         let method = if self.login.is_some() { 2 } else { 0 };
         stream.write_all(&[5, 1, method]).await?;
         let mut answer = [0; 2];
@@ -64,9 +69,11 @@ impl Upstream {
             return Ok(false);
         }
         if let Some(login) = &self.login {
-            let part =
-                |text: &str| [&[u8::try_from(text.len()).unwrap_or(u8::MAX)], text.as_bytes()].concat();
-            let (username, password) = (part(&login.username), part(login.password.expose_secret()));
+            let part = |text: &str| {
+                [&[u8::try_from(text.len()).unwrap_or(u8::MAX)], text.as_bytes()].concat()
+            };
+            let (username, password) =
+                (part(&login.username), part(login.password.expose_secret()));
             stream.write_all(&[&[1][..], &username, &password].concat()).await?;
             stream.read_exact(&mut answer).await?;
             if answer != [1, 0] {
@@ -77,7 +84,9 @@ impl Upstream {
             IpAddr::V4(address) => [&[1][..], &address.octets()].concat(),
             IpAddr::V6(address) => [&[4][..], &address.octets()].concat(),
         };
-        stream.write_all(&[&[5, 1, 0][..], &address, &destination.port().to_be_bytes()].concat()).await?;
+        stream
+            .write_all(&[&[5, 1, 0][..], &address, &destination.port().to_be_bytes()].concat())
+            .await?;
         let mut head = [0; 4];
         stream.read_exact(&mut head).await?;
         // The address that the proxy connects from.
@@ -94,7 +103,8 @@ impl Upstream {
     async fn http(&self, stream: &mut TcpStream, destination: SocketAddr) -> std::io::Result<bool> {
         let mut request = format!("CONNECT {destination} HTTP/1.1\r\nHost: {destination}\r\n");
         if let Some(login) = &self.login {
-            request.push_str(&format!("Proxy-Authorization: {}\r\n", login.basic().expose_secret()));
+            request
+                .push_str(&format!("Proxy-Authorization: {}\r\n", login.basic().expose_secret()));
         }
         request.push_str("\r\n");
         stream.write_all(request.as_bytes()).await?;

@@ -37,7 +37,11 @@ pub fn check(target: &str, mutations: u32, entry: fn(&[u8])) {
 
 /// The first input for which an entry point panics.
 #[must_use]
-pub fn find_failure(corpus: &[(String, Vec<u8>)], mutations: u32, entry: fn(&[u8])) -> Option<Failure> {
+pub fn find_failure(
+    corpus: &[(String, Vec<u8>)],
+    mutations: u32,
+    entry: fn(&[u8]),
+) -> Option<Failure> {
     let fails = |input: &[u8]| catch_unwind(|| entry(input)).is_err();
     if let Some((origin, input)) = corpus.iter().find(|(_, input)| fails(input)) {
         return Some(Failure { origin: origin.clone(), input: input.clone() });
@@ -53,14 +57,16 @@ pub fn find_failure(corpus: &[(String, Vec<u8>)], mutations: u32, entry: fn(&[u8
 /// The names and contents of the files, in order of their names.
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
-    let entries = fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+    let entries =
+        fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
     let read = |entry: std::io::Result<fs::DirEntry>| {
         let entry = entry?;
         Ok((entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path())?))
     };
-    let mut files = entries.map(read).collect::<std::io::Result<Vec<_>>>().unwrap_or_else(|error| {
-        panic!("cannot read {}: {error}", directory.display());
-    });
+    let mut files =
+        entries.map(read).collect::<std::io::Result<Vec<_>>>().unwrap_or_else(|error| {
+            panic!("cannot read {}: {error}", directory.display());
+        });
     files.sort();
     files
 }
@@ -89,7 +95,10 @@ mod tests {
     #[test]
     fn parser_without_fault_passes() {
         assert!(parse(VALID).is_some());
-        assert_eq!(find(|bytes| assert!(parse(bytes).is_none_or(|body| body.len() < bytes.len()))), None);
+        assert_eq!(
+            find(|bytes| assert!(parse(bytes).is_none_or(|body| body.len() < bytes.len()))),
+            None
+        );
     }
 
     /// An entry point of a parser with a fault.
@@ -108,7 +117,9 @@ mod tests {
                 let _ = bytes.first().map(|length| length.checked_add(0x80).unwrap());
             }),
             ("takes no byte above 0x7f", |bytes| assert!(bytes.is_ascii())),
-            ("depends on what follows", |bytes| assert!(parse(bytes).is_none() || bytes.len() >= 20)),
+            ("depends on what follows", |bytes| {
+                assert!(parse(bytes).is_none() || bytes.len() >= 20)
+            }),
             ("has a buffer for one message", |bytes| assert!(bytes.len() < 2 * VALID.len())),
         ];
         for (fault, entry) in faults {

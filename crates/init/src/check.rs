@@ -10,7 +10,8 @@ use std::{
 };
 
 use codelia_init::{
-    ExpectedEnvironment, ExpectedMount, ExpectedNamespace, Failure, FileIdentity, Mask, NAMESPACES, Step,
+    ExpectedEnvironment, ExpectedMount, ExpectedNamespace, Failure, FileIdentity, Mask, NAMESPACES,
+    Step,
 };
 use codelia_sys::{
     Errno, Pid, capability,
@@ -38,10 +39,10 @@ pub(crate) fn environment(expected: &ExpectedEnvironment) -> Result<(), Failure>
     ensure(proc_self::ids() == Some((expected.uid, expected.gid)), Step::CheckIds, Errno::INVAL)
 }
 
-/// Compares the mounts with the expected ones. The errno says what differs: `EXDEV` for another file,
-/// `ENOENT` for something missing, `EEXIST` for an additional mount, `EROFS` and `EPERM` for one that is
-/// read-only or writable against the plan, `ENOEXEC` and `EACCES` for one that is executable or not against
-/// it, `ENODEV` for another file system.
+/// Compares the mounts with the expected ones. The errno says what differs: `EXDEV` for another
+/// file, `ENOENT` for something missing, `EEXIST` for an additional mount, `EROFS` and `EPERM` for
+/// one that is read-only or writable against the plan, `ENOEXEC` and `EACCES` for one that is
+/// executable or not against it, `ENODEV` for another file system.
 pub(crate) fn mounts(expected: &ExpectedEnvironment) -> Result<(), Failure> {
     let table = proc_self::mounts().map_err(at(Step::CheckMounts))?;
     mount_table(expected, &table, identity_of).map_err(at(Step::CheckMounts))?;
@@ -81,7 +82,10 @@ fn ensure(condition: bool, step: Step, errno: Errno) -> Result<(), Failure> {
 }
 
 /// Every namespace must be named, so that none is forgotten.
-fn namespaces(expected: &ExpectedEnvironment, own: impl Fn(&str) -> Result<u64, Errno>) -> Result<(), Errno> {
+fn namespaces(
+    expected: &ExpectedEnvironment,
+    own: impl Fn(&str) -> Result<u64, Errno>,
+) -> Result<(), Errno> {
     NAMESPACES.iter().try_for_each(|name| match expected.namespaces.get(*name) {
         Some(ExpectedNamespace::Not(host)) if own(name)? == *host => Err(Errno::XDEV),
         Some(_) => Ok(()),
@@ -94,9 +98,11 @@ fn mount_table(
     table: &[Mount],
     identity_of: impl Fn(&Path) -> Result<FileIdentity, Errno>,
 ) -> Result<(), Errno> {
-    let is_covered = |target: &Path| expected.covered.as_ref().is_some_and(|dir| target.starts_with(dir));
+    let is_covered =
+        |target: &Path| expected.covered.as_ref().is_some_and(|dir| target.starts_with(dir));
     // Of several mounts at one target the last is visible.
-    let visible: HashMap<&Path, &Mount> = table.iter().map(|mount| (mount.target.as_path(), mount)).collect();
+    let visible: HashMap<&Path, &Mount> =
+        table.iter().map(|mount| (mount.target.as_path(), mount)).collect();
     let is_planned = |mount: &&Mount| {
         let target = &mount.target;
         expected.mounts.contains_key(target)
@@ -123,15 +129,19 @@ fn mount_table(
 /// Whether the mount comes with one of the plan, and is not writable against it.
 fn comes_with_another(expected: &ExpectedEnvironment, mount: &Mount) -> bool {
     let above = expected.mount_above(&mount.target);
-    above.is_some_and(|above| above.is_recursive && (above.writable != Some(false) || !mount.writable))
+    above.is_some_and(|above| {
+        above.is_recursive && (above.writable != Some(false) || !mount.writable)
+    })
 }
 
 /// Whether a link leads to the mount from where one is planned. Engines follow links of the image.
 fn is_behind_link(expected: &ExpectedEnvironment, mount: &Mount) -> bool {
-    let leads_there = |target: &Path| fs::canonicalize(target).is_ok_and(|path| path == mount.target);
+    let leads_there =
+        |target: &Path| fs::canonicalize(target).is_ok_and(|path| path == mount.target);
     let mut linked = expected.mounts.iter().filter(|(_, planned)| planned.follows_link);
     !mount.writable
-        && linked.any(|(target, planned)| check_mount(planned, mount).is_ok() && leads_there(target))
+        && linked
+            .any(|(target, planned)| check_mount(planned, mount).is_ok() && leads_there(target))
 }
 
 fn check_mount(expected: &ExpectedMount, mount: &Mount) -> Result<(), Errno> {
@@ -152,7 +162,8 @@ fn check_mount(expected: &ExpectedMount, mount: &Mount) -> Result<(), Errno> {
 }
 
 fn identity_of(target: &Path) -> Result<FileIdentity, Errno> {
-    let metadata = fs::metadata(target).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let metadata =
+        fs::metadata(target).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     Ok(FileIdentity { device: metadata.dev(), inode: metadata.ino() })
 }
 
@@ -181,7 +192,12 @@ mod tests {
     const IDENTITY: FileIdentity = FileIdentity { device: 1, inode: 2 };
 
     fn mount(target: &str, writable: bool, file_system: &str) -> Mount {
-        Mount { target: target.into(), writable, executable: true, file_system: file_system.to_owned() }
+        Mount {
+            target: target.into(),
+            writable,
+            executable: true,
+            file_system: file_system.to_owned(),
+        }
     }
 
     fn expected_mount() -> ExpectedMount {
@@ -259,8 +275,11 @@ mod tests {
     #[test]
     fn mounts_of_the_host_may_come_with_a_planned_one() {
         let check = |is_recursive, writable, table: &[Mount]| {
-            let planned =
-                ExpectedMount { is_recursive, writable: Some(writable), ..ExpectedMount::default() };
+            let planned = ExpectedMount {
+                is_recursive,
+                writable: Some(writable),
+                ..ExpectedMount::default()
+            };
             mount_table(&expected(planned), table, |_| Ok(IDENTITY))
         };
         let [read_only, writable] =
@@ -284,7 +303,8 @@ mod tests {
     #[test]
     fn every_namespace_must_differ_from_the_host() {
         let own = |_: &str| Ok(7);
-        let namespaces_of_host = NAMESPACES.map(|name| (name.to_owned(), ExpectedNamespace::Not(1))).into();
+        let namespaces_of_host =
+            NAMESPACES.map(|name| (name.to_owned(), ExpectedNamespace::Not(1))).into();
         let expected = ExpectedEnvironment { namespaces: namespaces_of_host, ..Default::default() };
         assert_eq!(namespaces(&expected, own), Ok(()), "the control");
         for name in NAMESPACES {
@@ -304,8 +324,11 @@ mod tests {
         let check = |privileges: Privileges| {
             has_none(&expected, &privileges).and_then(|()| is_filtered(&expected, &privileges))
         };
-        let none =
-            Privileges { capabilities: [Some(0); 5], no_new_privs: Some(true), seccomp: Some(FILTERED) };
+        let none = Privileges {
+            capabilities: [Some(0); 5],
+            no_new_privs: Some(true),
+            seccomp: Some(FILTERED),
+        };
         assert_eq!(check(none), Ok(()), "the control");
         for set in 0..none.capabilities.len() {
             let mut changed = none;

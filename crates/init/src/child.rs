@@ -35,7 +35,13 @@ pub(crate) fn start(state: &InitState<'_>) -> Result<CommandProcess, Failure> {
     match socket.receive_report()? {
         Some(Report::Ready) => {}
         Some(Report::Failed(failure)) => return Err(failure),
-        Some(Report::Started | Report::Egress | Report::Terminal | Report::Launched | Report::Exited(_))
+        Some(
+            Report::Started
+            | Report::Egress
+            | Report::Terminal
+            | Report::Launched
+            | Report::Exited(_),
+        )
         | None => {
             return Err(Failure::new(Step::Fork, Errno::CHILD));
         }
@@ -57,7 +63,10 @@ fn run(setup: &Setup, socket: &OwnedFd) -> i32 {
     NOT_EXECUTED
 }
 
-fn restrict_and_execute(setup: &Setup, socket: &mut Control<&OwnedFd>) -> Result<Infallible, Failure> {
+fn restrict_and_execute(
+    setup: &Setup,
+    socket: &mut Control<&OwnedFd>,
+) -> Result<Infallible, Failure> {
     let (workspace, listener) = restrict(setup)?;
     let listeners: Vec<_> = listener.iter().map(AsFd::as_fd).collect();
     socket.send(&Report::Ready, &listeners)?;
@@ -87,7 +96,8 @@ fn restrict(setup: &Setup) -> Result<(Option<OwnedFd>, Option<OwnedFd>), Failure
         landlock::scope_abstract_sockets().map(drop).map_err(at(Step::ScopeSockets))?;
     }
     // Last: afterwards only the calls that every filter allows are possible.
-    let listener = seccomp::install(&security.filter, security.notify).map_err(at(Step::InstallFilter))?;
+    let listener =
+        seccomp::install(&security.filter, security.notify).map_err(at(Step::InstallFilter))?;
     Ok((workspace, listener))
 }
 

@@ -27,7 +27,11 @@ impl<S: AsFd> Control<S> {
     }
 
     /// Sends a message. A closed peer is not an error: the next receive sees end of file.
-    pub(crate) fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+    pub(crate) fn send(
+        &self,
+        message: &impl Serialize,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), Failure> {
         let frame = encode(message).map_err(|_| Failure::new(Step::Protocol, Errno::MSGSIZE))?;
         let (mut rest, mut fds) = (frame.as_slice(), fds);
         while !rest.is_empty() {

@@ -30,7 +30,9 @@ pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, FrameError> {
     serde_json::to_writer(&mut frame, message)?;
     let bytes = frame.len() - HEADER_BYTES;
     match u32::try_from(bytes) {
-        Ok(length) if bytes <= MAX_BODY_BYTES => frame[..HEADER_BYTES].copy_from_slice(&length.to_le_bytes()),
+        Ok(length) if bytes <= MAX_BODY_BYTES => {
+            frame[..HEADER_BYTES].copy_from_slice(&length.to_le_bytes())
+        }
         _ => return Err(FrameError::TooLong { bytes }),
     }
     Ok(frame)
@@ -53,7 +55,9 @@ impl Decoder {
     /// # Errors
     /// The bytes are not a valid frame. The connection is unusable then.
     pub fn next_message<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
-        let Some((header, rest)) = self.buffer.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let Some((header, rest)) = self.buffer.split_first_chunk::<HEADER_BYTES>() else {
+            return Ok(None);
+        };
         let bytes = u32::from_le_bytes(*header) as usize;
         if bytes > MAX_BODY_BYTES {
             return Err(FrameError::TooLong { bytes });

@@ -1,5 +1,5 @@
-//! Properties of the messages on the control socket. The entry point of the fuzz target panics if one
-//! does not hold.
+//! Properties of the messages on the control socket. The entry point of the fuzz target panics if
+//! one does not hold.
 
 #![allow(clippy::expect_used, clippy::missing_panics_doc, reason = "a panic is a finding")]
 
@@ -7,7 +7,9 @@ use std::fmt::Debug;
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{Decoder, Egress, OverlayRequest, Report, Request, RestrictRequest, ZygoteRequest, encode};
+use crate::{
+    Decoder, Egress, OverlayRequest, Report, Request, RestrictRequest, ZygoteRequest, encode,
+};
 
 /// Bytes that one side of the protocol sends, as each kind of message.
 pub fn init_protocol(bytes: &[u8]) {
@@ -27,7 +29,8 @@ fn check<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) {
     }
     let (messages, _) = whole;
     assert!(messages.len() <= bytes.len() / 4, "a message has a header");
-    let encoded: Vec<u8> = messages.iter().flat_map(|message| encode(message).expect("short")).collect();
+    let encoded: Vec<u8> =
+        messages.iter().flat_map(|message| encode(message).expect("short")).collect();
     assert_eq!(read::<T>(&encoded, encoded.len().max(1)), (messages, None));
 }
 

@@ -117,7 +117,10 @@ fn c_string(text: String) -> Result<CString, Failure> {
 }
 
 /// The steps, in order. Returns only on failure.
-pub(crate) fn execute(command: &Command, workspace: Option<&OwnedFd>) -> Result<Infallible, Failure> {
+pub(crate) fn execute(
+    command: &Command,
+    workspace: Option<&OwnedFd>,
+) -> Result<Infallible, Failure> {
     change_directory(command, workspace).map_err(at(Step::WorkingDirectory))?;
     let [stdin, stdout, stderr] = match &command.streams {
         Streams::Received([stdin, stdout, stderr]) => [stdin, stdout, stderr],
@@ -134,7 +137,9 @@ pub(crate) fn execute(command: &Command, workspace: Option<&OwnedFd>) -> Result<
 fn change_directory(command: &Command, workspace: Option<&OwnedFd>) -> Result<(), Errno> {
     match (&command.directory, workspace) {
         (Directory::Open(directory), _) => process::change_directory(directory),
-        (Directory::InWorkspace(path), Some(workspace)) => process::change_directory_below(workspace, path),
+        (Directory::InWorkspace(path), Some(workspace)) => {
+            process::change_directory_below(workspace, path)
+        }
         (Directory::InWorkspace(_), None) => Err(Errno::BADF),
     }
 }

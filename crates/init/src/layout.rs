@@ -1,4 +1,5 @@
-//! The layout of a workspace: makes it read-only or not executable, except for some of its directories.
+//! The layout of a workspace: makes it read-only or not executable, except for some of its
+//! directories.
 //!
 //! Commands and callers may have put symbolic links anywhere in a workspace. None is followed.
 
@@ -10,7 +11,8 @@ use codelia_sys::{Errno, mount, resolve_beneath};
 /// Changes the mounts. The workspace is writable before.
 pub(crate) fn apply(layout: &WorkspaceLayout) -> Result<(), Errno> {
     let workspace = resolve_beneath::open_directory(&layout.workspace)?;
-    // A clone has the access of what it is cloned from, so all are made before anything is restricted.
+    // A clone has the access of what it is cloned from, so all are made before anything is
+    // restricted.
     let clone = |entry: &LayoutEntry| {
         let directory = resolve_beneath::open_directory_without_symlinks(&workspace, &entry.path)?;
         mount::clone_beneath(&directory, Path::new(""))

@@ -1,9 +1,9 @@
 //! `codelia-init`: waits in a sandbox for its one command, starts it, reaps processes and exits
 //! with it.
 //!
-//! Stdin is the control socket, or becomes it with `--connect PATH`. Init has one thread and, next to
-//! the socket, only descriptors of counters of its network. When the backend closes the socket or dies, init kills every process of the
-//! sandbox.
+//! Stdin is the control socket, or becomes it with `--connect PATH`. Init has one thread and, next
+//! to the socket, only descriptors of counters of its network. When the backend closes the socket
+//! or dies, init kills every process of the sandbox.
 
 #![forbid(unsafe_code)]
 
@@ -37,7 +37,8 @@ use control::Control;
 use setup::Inherited;
 
 fn main() -> ExitCode {
-    let is_first_argument = |word: &str| std::env::args_os().nth(1).is_some_and(|first| first == word);
+    let is_first_argument =
+        |word: &str| std::env::args_os().nth(1).is_some_and(|first| first == word);
     // The probe runs this as a command that does nothing and exists in every sandbox.
     if is_first_argument("--version") {
         println!("codelia-init {}", env!("CARGO_PKG_VERSION"));
@@ -91,7 +92,8 @@ fn serve(control: &mut Control<Stdin>, inherited: Option<Inherited<'_>>) -> Resu
             return Ok(());
         }
     } else {
-        let descriptors: Vec<_> = [Some(&launch), listener.as_ref()].into_iter().flatten().collect();
+        let descriptors: Vec<_> =
+            [Some(&launch), listener.as_ref()].into_iter().flatten().collect();
         let descriptors: Vec<_> = descriptors.into_iter().map(AsFd::as_fd).collect();
         control.send(&Report::Ready, &descriptors)?;
     }

@@ -1,5 +1,5 @@
-//! The network of a sandbox whose only way out is a proxy outside. Nothing in it serves: its sockets
-//! go to the backend, and no copy stays.
+//! The network of a sandbox whose only way out is a proxy outside. Nothing in it serves: its
+//! sockets go to the backend, and no copy stays.
 //!
 //! `codelia-init --egress` does the same for a container, from outside and as root.
 

@@ -62,7 +62,8 @@ fn read<'a>(file: &File, buffer: &'a mut [u8]) -> Option<&'a str> {
 
 /// In pairs of lines: names, then values.
 fn find_in_table(text: &str) -> Option<u64> {
-    let mut rows = text.lines().filter_map(|line| line.strip_prefix(TABLE)).map(str::split_whitespace);
+    let mut rows =
+        text.lines().filter_map(|line| line.strip_prefix(TABLE)).map(str::split_whitespace);
     let (names, values) = (rows.next()?, rows.next()?);
     names.zip(values).find(|(name, _)| *name == COLUMN)?.1.parse().ok()
 }
@@ -79,7 +80,8 @@ mod tests {
 
     #[test]
     fn counters_are_found_by_name() {
-        let table = "Ip: Forwarding OutDiscards OutNoRoutes\nIp: 1 5 42\nIcmp: OutNoRoutes\nIcmp: 7\n";
+        let table =
+            "Ip: Forwarding OutDiscards OutNoRoutes\nIp: 1 5 42\nIcmp: OutNoRoutes\nIcmp: 7\n";
         assert_eq!(find_in_table(table), Some(42));
         assert_eq!(find_in_table("Ip: OutNoRoutes\n"), None);
         assert_eq!(find_in_list("Ip6InNoRoutes   \t3\nIp6OutNoRoutes   \t17\n"), Some(17));

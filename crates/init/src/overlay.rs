@@ -11,7 +11,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_init::{Failure, OVERLAY_MOUNTS_DIR, Overlay, OverlayKind, OverlayRequest, Report, Step};
+use codelia_init::{
+    Failure, OVERLAY_MOUNTS_DIR, Overlay, OverlayKind, OverlayRequest, Report, Step,
+};
 use codelia_sys::{
     Errno, overlay,
     process::{self, SingleThread},
@@ -60,8 +62,14 @@ fn mount(process: &SingleThread, request: &OverlayRequest, one: &Overlay) -> Res
     let owner = match one.kind {
         OverlayKind::Volume { owner, is_copy: false } => {
             let source = overlay::open_directory(&one.source).map_err(at(Step::OverlayMount))?;
-            return overlay::mount_volume(process, &source, &target, owner, (request.uid, request.gid))
-                .map_err(at(Step::OverlayIdmap));
+            return overlay::mount_volume(
+                process,
+                &source,
+                &target,
+                owner,
+                (request.uid, request.gid),
+            )
+            .map_err(at(Step::OverlayIdmap));
         }
         OverlayKind::Volume { owner, is_copy: true } => owner,
         OverlayKind::Host | OverlayKind::Transaction => 0,
@@ -81,7 +89,8 @@ fn mount(process: &SingleThread, request: &OverlayRequest, one: &Overlay) -> Res
     let hidden = mounts.join(format!("hidden {}", one.name));
     make_hidden_layer(&hidden, request, one).map_err(at_io(Step::OverlayHide))?;
     let open = |path: &Path| overlay::open_directory(path).map_err(at(Step::OverlayMount));
-    let (source, hidden, upper, work) = (open(&one.source)?, open(&hidden)?, open(&upper)?, open(&work)?);
+    let (source, hidden, upper, work) =
+        (open(&one.source)?, open(&hidden)?, open(&upper)?, open(&work)?);
     if process::own_uid() != 0 {
         return overlay::mount_overlay(&source, &hidden, &upper, &work, &target)
             .map_err(at(Step::OverlayMount));
@@ -89,8 +98,9 @@ fn mount(process: &SingleThread, request: &OverlayRequest, one: &Overlay) -> Res
     // As root: below the overlay, files of the owner must belong to the session's user.
     let idmapped = mounts.join(format!("owned {}", one.name));
     make_directory(&idmapped, 0o700).map_err(at_io(Step::OverlayLayers))?;
-    let lower = overlay::mount_idmapped(process, &source, &idmapped, owner, (request.uid, request.gid))
-        .map_err(at(Step::OverlayIdmap))?;
+    let lower =
+        overlay::mount_idmapped(process, &source, &idmapped, owner, (request.uid, request.gid))
+            .map_err(at(Step::OverlayIdmap))?;
     let mounted = overlay::mount_overlay(&lower, &hidden, &upper, &work, &target);
     overlay::detach(&idmapped).map_err(at(Step::OverlayIdmap))?;
     mounted.map_err(at(Step::OverlayMount))

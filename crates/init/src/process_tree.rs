@@ -29,7 +29,11 @@ pub(crate) fn supervise(
     result
 }
 
-fn watch(control: &mut Control<Stdin>, events: &ChildEvents, main: Pid) -> Result<Option<Exit>, Failure> {
+fn watch(
+    control: &mut Control<Stdin>,
+    events: &ChildEvents,
+    main: Pid,
+) -> Result<Option<Exit>, Failure> {
     let mut deadline = None;
     loop {
         let (has_request, child_ended) =
@@ -47,7 +51,9 @@ fn watch(control: &mut Control<Stdin>, events: &ChildEvents, main: Pid) -> Resul
         }
         if has_request {
             match handle_requests(control, main)? {
-                Next::Continue(time) => deadline = time.map(|time| Instant::now() + time).or(deadline),
+                Next::Continue(time) => {
+                    deadline = time.map(|time| Instant::now() + time).or(deadline)
+                }
                 Next::Kill => return kill_and_reap_all(main)?.map(exit).transpose(),
                 Next::BackendGone => return kill_and_reap_all(main).map(|_| None),
             }

@@ -63,10 +63,14 @@ pub(crate) fn run<'a>(
         }
         // After the cgroups are joined: the root of the new cgroup namespace is the own cgroup.
         let view = security.view.as_ref();
-        let made = view.map(|view| view::create(view, &security.expected)).transpose()?.unwrap_or_default();
+        let made = view
+            .map(|view| view::create(view, &security.expected))
+            .transpose()?
+            .unwrap_or_default();
         check::environment(&security.expected)?;
         if !inherited.is_some_and(|inherited| inherited.are_mounts_checked) {
-            let of_zygote = inherited.into_iter().flat_map(|inherited| inherited.made.iter().cloned());
+            let of_zygote =
+                inherited.into_iter().flat_map(|inherited| inherited.made.iter().cloned());
             let mut expected = security.expected.clone();
             expected.mounts.extend(of_zygote.chain(made));
             check::mounts(&expected)?;
@@ -97,8 +101,8 @@ fn watch_children() -> Result<ChildEvents, Errno> {
     ChildEvents::open()
 }
 
-/// Receives the setup and joins the cgroups. Not earlier, so that the steps before do not count against
-/// the command.
+/// Receives the setup and joins the cgroups. Not earlier, so that the steps before do not count
+/// against the command.
 fn receive_setup(control: &mut Control<Stdin>) -> Result<Setup, Failure> {
     let Some(Request::Setup(setup)) = control.receive_request()? else {
         return Err(Failure::new(Step::Protocol, Errno::PROTO));

@@ -12,8 +12,8 @@ use std::{
 };
 
 use codelia_init::{
-    ExpectedEnvironment, ExpectedMount, Failure, FileIdentity, Mask, PrivatePath, StagedMount, Step, View,
-    ZYGOTE_FILES,
+    ExpectedEnvironment, ExpectedMount, Failure, FileIdentity, Mask, PrivatePath, StagedMount,
+    Step, View, ZYGOTE_FILES,
 };
 use codelia_sys::{
     Errno, mount, overlay,
@@ -35,8 +35,8 @@ const SETTINGS: &str = "/proc/sys";
 /// Identifies the start of the host.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Where the tmpfs is attached: older kernels clone and overlay only what is attached. A mask covers
-/// it at the end: to detach it would wait for a grace period of the kernel.
+/// Where the tmpfs is attached: older kernels clone and overlay only what is attached. A mask
+/// covers it at the end: to detach it would wait for a grace period of the kernel.
 const STAGE: &str = "/proc/fs";
 
 /// Names in the tmpfs: the second layer of overlays, and what covers masked paths.
@@ -49,7 +49,8 @@ pub(crate) type Made = Vec<(PathBuf, ExpectedMount)>;
 
 /// Creates the view. Returns the mounts that it made.
 pub(crate) fn create(view: &View, expected: &ExpectedEnvironment) -> Result<Made, Failure> {
-    let unshare = if view.owns_mounts { mount::unshare_cgroups } else { mount::unshare_mounts_and_cgroups };
+    let unshare =
+        if view.owns_mounts { mount::unshare_cgroups } else { mount::unshare_mounts_and_cgroups };
     unshare().map_err(at(Step::UnshareView))?;
     let mut mounts = Vec::new();
     let files = if view.owns_mounts {
@@ -102,7 +103,8 @@ fn read_only(file_system: &str) -> ExpectedMount {
 fn make_submounts_read_only(expected: &ExpectedEnvironment, table: &[Mount]) -> Result<(), Errno> {
     let came_along = |mount: &&Mount| {
         let above = expected.mount_above(&mount.target);
-        let is_read_only = above.is_some_and(|above| above.is_recursive && above.writable == Some(false));
+        let is_read_only =
+            above.is_some_and(|above| above.is_recursive && above.writable == Some(false));
         is_read_only && mount.writable && !expected.mounts.contains_key(&mount.target)
     };
     table.iter().filter(came_along).try_for_each(|mount| mount::make_path_read_only(&mount.target))
@@ -172,13 +174,19 @@ impl Files {
     }
 
     /// Covers a path of the runtime, then attaches the mounts below it.
-    fn make_private(&self, private: &PrivatePath, table: &[Mount], made: &mut Made) -> io::Result<()> {
+    fn make_private(
+        &self,
+        private: &PrivatePath,
+        table: &[Mount],
+        made: &mut Made,
+    ) -> io::Result<()> {
         let metadata = fs::metadata(&private.path)?;
         if (FileIdentity { device: metadata.dev(), inode: metadata.ino() }) != private.identity {
             return Err(Errno::XDEV.into());
         }
-        let is_unknown =
-            |mount: &Mount| is_below(mount, &private.path) && !private.host_mounts.contains(&mount.target);
+        let is_unknown = |mount: &Mount| {
+            is_below(mount, &private.path) && !private.host_mounts.contains(&mount.target)
+        };
         if table.iter().any(is_unknown) {
             return Err(Errno::EXIST.into());
         }
@@ -190,15 +198,18 @@ impl Files {
         Ok(())
     }
 
-    /// Covers a directory with an overlay of it, a file with a copy. The kernel makes no overlay of a
-    /// directory with mounts of the host below it: then its entries are covered one by one.
+    /// Covers a directory with an overlay of it, a file with a copy. The kernel makes no overlay of
+    /// a directory with mounts of the host below it: then its entries are covered one by one.
     pub(crate) fn cover(&self, path: &Path, table: &[Mount], made: &mut Made) -> io::Result<()> {
         let is_directory = fs::metadata(path)?.is_dir();
         if is_directory && table.iter().any(|mount| is_below(mount, path)) {
             return self.cover_entries(path, table, made);
         }
-        let (tree, file_system) =
-            if is_directory { (self.overlay(path)?, "overlay") } else { (self.copy(path)?, "tmpfs") };
+        let (tree, file_system) = if is_directory {
+            (self.overlay(path)?, "overlay")
+        } else {
+            (self.copy(path)?, "tmpfs")
+        };
         mount::attach(&tree, path)?;
         made.push((path.to_owned(), read_only(file_system)));
         Ok(())

@@ -47,7 +47,9 @@ impl Protocol {
                 let now = &mut state.workers[worker];
                 (now.is_up, now.is_draining, now.lag) = (true, false, 0);
             }
-            Action::KillUnattended { worker, run } => state.workers[worker].runs[run] = LocalRun::Killed,
+            Action::KillUnattended { worker, run } => {
+                state.workers[worker].runs[run] = LocalRun::Killed
+            }
             Action::Drain { worker } => {
                 state.budget.drains -= 1;
                 state.workers[worker].is_draining = true;
@@ -196,8 +198,12 @@ impl Protocol {
                 state.send_from(worker, Statement::Release { session, epoch });
             }
             Action::BeginRemoval { worker, session } => self.begin_removal(state, worker, session),
-            Action::RemoveDirectory { worker, session } => self.remove_directory(state, worker, session),
-            Action::TakeAssigned { worker, run, epoch } => self.take_assigned(state, worker, run, epoch),
+            Action::RemoveDirectory { worker, session } => {
+                self.remove_directory(state, worker, session)
+            }
+            Action::TakeAssigned { worker, run, epoch } => {
+                self.take_assigned(state, worker, run, epoch)
+            }
             Action::TakeQueued { worker, run, epoch } => {
                 state.workers[worker].runs[run] = LocalRun::Beginning;
                 state.send_from(worker, Statement::Begin { run, epoch });

@@ -163,7 +163,9 @@ impl LocalRun {
     /// The run after its cancellation was noticed.
     pub(crate) fn canceled(self) -> Self {
         match self {
-            Self::Assigned { epoch, .. } | Self::Checked { epoch } => Self::canceled_unstarted(epoch),
+            Self::Assigned { epoch, .. } | Self::Checked { epoch } => {
+                Self::canceled_unstarted(epoch)
+            }
             Self::Running(Command { epoch, start, .. }) => {
                 Self::Done { epoch, result: RunResult { is_canceled: true, start } }
             }
@@ -180,7 +182,8 @@ impl State {
 
     /// Whether a worker that checks its clock considers its lease valid.
     pub(crate) fn believes_leased(&self, worker: usize) -> bool {
-        self.workers[worker].incarnation > 0 && self.clock(worker) < self.workers[worker].valid_until
+        self.workers[worker].incarnation > 0
+            && self.clock(worker) < self.workers[worker].valid_until
     }
 
     pub(crate) fn incarnation(&self, worker: usize) -> Incarnation {

@@ -11,21 +11,27 @@ use crate::{
 /// The properties of the protocol and its bounds.
 pub(crate) fn all(protocol: &Protocol) -> Vec<Property<Protocol>> {
     let mut all = vec![
-        Property::always("only the lease holder has a running sandbox", |protocol: &Protocol, state| {
-            (0..RUNS).all(|run| protocol.only_holder_runs(state, run, is_exempt))
-        }),
+        Property::always(
+            "only the lease holder has a running sandbox",
+            |protocol: &Protocol, state| {
+                (0..RUNS).all(|run| protocol.only_holder_runs(state, run, is_exempt))
+            },
+        ),
         Property::always("no worker commits without holding the lease", |_, state: &State| {
             !state.past.stale_commit
         }),
         Property::always("a run gets one outcome", |_, state: &State| {
             state.past.outcomes.iter().all(|times| *times <= 1)
         }),
-        Property::always("a recorded run is live or ended, never both or neither", |_, state: &State| {
-            state.runs.iter().enumerate().all(|(run, row)| {
-                let tables = u8::from(row.live.is_some()) + u8::from(row.ended.is_some());
-                tables == (state.past.recorded >> run) & 1
-            })
-        }),
+        Property::always(
+            "a recorded run is live or ended, never both or neither",
+            |_, state: &State| {
+                state.runs.iter().enumerate().all(|(run, row)| {
+                    let tables = u8::from(row.live.is_some()) + u8::from(row.ended.is_some());
+                    tables == (state.past.recorded >> run) & 1
+                })
+            },
+        ),
         Property::always(
             "a run starts again only if retries are allowed",
             |protocol: &Protocol, state: &State| {
@@ -46,9 +52,12 @@ pub(crate) fn all(protocol: &Protocol) -> Vec<Property<Protocol>> {
             let live = state.runs.iter().filter_map(|run| run.live);
             live.into_iter().all(|run| run.canceled_in.is_none_or(|attempt| attempt == run.attempt))
         }),
-        Property::always("an idempotency key names one run", |protocol: &Protocol, state: &State| {
-            !protocol.bounds.same_key || state.past.recorded.count_ones() <= 1
-        }),
+        Property::always(
+            "an idempotency key names one run",
+            |protocol: &Protocol, state: &State| {
+                !protocol.bounds.same_key || state.past.recorded.count_ones() <= 1
+            },
+        ),
         Property::always("stored output is of one attempt", |_, state: &State| {
             state.runs.iter().all(|run| run.output.count_ones() <= 1)
         }),
@@ -56,9 +65,10 @@ pub(crate) fn all(protocol: &Protocol) -> Vec<Property<Protocol>> {
     all.extend(of_sessions());
     all.extend(reached());
     if protocol.bounds.check_recovery {
-        all.push(Property::always("every run ends after the faults stop", |protocol: &Protocol, state| {
-            protocol.recovers(state)
-        }));
+        all.push(Property::always(
+            "every run ends after the faults stop",
+            |protocol: &Protocol, state| protocol.recovers(state),
+        ));
     }
     all
 }
@@ -84,8 +94,12 @@ fn of_sessions() -> [Property<Protocol>; 4] {
 fn reached() -> [Property<Protocol>; 9] {
     [
         Property::sometimes("a run is lost", |_, state: &State| has_any(state, Outcome::Lost)),
-        Property::sometimes("a run is canceled", |_, state: &State| has_any(state, Outcome::Canceled)),
-        Property::sometimes("a run is refused", |_, state: &State| has_any(state, Outcome::Refused)),
+        Property::sometimes("a run is canceled", |_, state: &State| {
+            has_any(state, Outcome::Canceled)
+        }),
+        Property::sometimes("a run is refused", |_, state: &State| {
+            has_any(state, Outcome::Refused)
+        }),
         Property::sometimes("a run is retried", |_, state: &State| {
             state.past.starts.iter().any(|starts| *starts > 1)
         }),
@@ -99,11 +113,16 @@ fn reached() -> [Property<Protocol>; 9] {
         Property::sometimes("an ended session is removed", |_, state: &State| {
             state.sessions.iter().any(|session| session.is_removed && session.home.is_some())
         }),
-        Property::sometimes("a clock jump lets two workers run", |protocol: &Protocol, state: &State| {
-            let is_taken = |run| !protocol.only_holder_runs(state, run, |_, _| false);
-            state.now != state.time && (0..RUNS).any(is_taken)
+        Property::sometimes(
+            "a clock jump lets two workers run",
+            |protocol: &Protocol, state: &State| {
+                let is_taken = |run| !protocol.only_holder_runs(state, run, |_, _| false);
+                state.now != state.time && (0..RUNS).any(is_taken)
+            },
+        ),
+        Property::sometimes("the upkeep has a new owner", |_, state: &State| {
+            state.upkeep.owner > 0
         }),
-        Property::sometimes("the upkeep has a new owner", |_, state: &State| state.upkeep.owner > 0),
     ]
 }
 

@@ -29,9 +29,11 @@ impl Protocol {
     }
 
     fn is_finished(&self, state: &State) -> bool {
-        let is_over = |run: usize| state.runs[run].ended.is_some() || !self.is_admissible(state, run);
-        let is_removed =
-            |session: usize| state.sessions[session].is_open() || state.sessions[session].is_removed;
+        let is_over =
+            |run: usize| state.runs[run].ended.is_some() || !self.is_admissible(state, run);
+        let is_removed = |session: usize| {
+            state.sessions[session].is_open() || state.sessions[session].is_removed
+        };
         let nothing_live = state.runs.iter().all(|run| run.live.is_none());
         nothing_live && (0..self.bounds.runs.len()).all(is_over) && (0..SESSIONS).all(is_removed)
     }

@@ -1,5 +1,5 @@
-//! Database calls in flight. A statement that was sent may be executed at any later time, whether or
-//! not its sender still waits, and what it read may have changed when it is committed.
+//! Database calls in flight. A statement that was sent may be executed at any later time, whether
+//! or not its sender still waits, and what it read may have changed when it is committed.
 
 use crate::{
     local::RunResult,

@@ -109,9 +109,19 @@ fn every_run_ends_after_faults_stop() {
 fn every_ended_session_is_removed() {
     check_recovery("cancels", within(2, cancels()), 80_132, &[CANCELED]);
     check_recovery("closes", closes(), 98_273, &[CANCELED, REMOVED]);
-    check_recovery("closes and crashes", within(2, closes_and_crashes()), 205_428, &[CANCELED, REMOVED]);
+    check_recovery(
+        "closes and crashes",
+        within(2, closes_and_crashes()),
+        205_428,
+        &[CANCELED, REMOVED],
+    );
     check_recovery("expiry", expiry(), 111_402, &[REFUSED, REMOVED]);
-    check_recovery("expiry and crashes", within(4, expiry_and_crashes()), 34_653, &[REFUSED, REMOVED]);
+    check_recovery(
+        "expiry and crashes",
+        within(4, expiry_and_crashes()),
+        34_653,
+        &[REFUSED, REMOVED],
+    );
     check_recovery("lost directories", within(2, lost_directories()), 51_587, &[REFUSED, REMOVED]);
     check_recovery("separate roots", within(3, separate_roots()), 44_648, &[]);
 }

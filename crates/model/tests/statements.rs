@@ -1,5 +1,5 @@
-//! The tables of the crate agree with the code: every action has a row, what a row names exists, and
-//! every variant is checked.
+//! The tables of the crate agree with the code: every action has a row, what a row names exists,
+//! and every variant is checked.
 
 use std::{
     fs,
@@ -19,7 +19,8 @@ fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
 
 /// The variants of the enum in a source that starts with this line.
 fn variants<'a>(source: &'a str, start: &str) -> Vec<&'a str> {
-    let lines = between(source, start, "\n}\n").lines().filter_map(|line| line.strip_prefix("    "));
+    let lines =
+        between(source, start, "\n}\n").lines().filter_map(|line| line.strip_prefix("    "));
     let names = lines.filter(|line| line.starts_with(|first: char| first.is_ascii_uppercase()));
     names.filter_map(|line| line.split(|next: char| !next.is_ascii_alphanumeric()).next()).collect()
 }
@@ -33,7 +34,8 @@ fn inline_code(text: &str) -> Vec<&str> {
 fn mistakes(row: &str) -> Vec<String> {
     let cells: Vec<_> = row.split('|').map(inline_code).collect();
     let (functions, files) = (&cells[2], &cells[3]);
-    let sources: Vec<_> = files.iter().map(|file| (file, fs::read_to_string(crates().join(file)))).collect();
+    let sources: Vec<_> =
+        files.iter().map(|file| (file, fs::read_to_string(crates().join(file)))).collect();
     let missing = sources.iter().filter(|(_, source)| source.is_err());
     let mut mistakes: Vec<_> = missing.map(|(file, _)| format!("no file {file}")).collect();
     for function in functions {
@@ -56,7 +58,8 @@ fn every_action_stands_for_existing_code() {
     let wrong: Vec<_> = rows.iter().flat_map(|row| mistakes(row)).collect();
     assert!(wrong.is_empty(), "{wrong:?}");
     let faults = between(TABLE, "No code stands behind", "\n\n");
-    let mut named: Vec<_> = rows.iter().map(|row| inline_code(row)[0]).chain(inline_code(faults)).collect();
+    let mut named: Vec<_> =
+        rows.iter().map(|row| inline_code(row)[0]).chain(inline_code(faults)).collect();
     let mut actions = variants(include_str!("../src/action.rs"), "pub enum Action {\n");
     named.sort_unstable();
     actions.sort_unstable();
@@ -73,7 +76,8 @@ fn wrong_row_is_rejected() {
 fn every_variant_is_checked() {
     let tests = include_str!("variants/mod.rs");
     let all = variants(include_str!("../src/variant.rs"), "pub enum Variant {\n");
-    let is_checked = |variant: &&str| tests.contains(&format!("check_violation(Variant::{variant},"));
+    let is_checked =
+        |variant: &&str| tests.contains(&format!("check_violation(Variant::{variant},"));
     let unchecked: Vec<_> = all.into_iter().filter(|variant| !is_checked(variant)).collect();
     assert_eq!(unchecked, ["Correct"]);
 }

@@ -46,9 +46,16 @@ macro_rules! define {
 
 crate::limit_table!(define);
 
-fn check_cap<T: LimitValue>(field: &str, limit: Limit, cap: Option<T>, max: T) -> Result<(), PolicyError> {
+fn check_cap<T: LimitValue>(
+    field: &str,
+    limit: Limit,
+    cap: Option<T>,
+    max: T,
+) -> Result<(), PolicyError> {
     match cap.map(|cap| check(limit, cap, max)) {
-        Some(Err(error)) => Err(PolicyError { field: field.to_owned(), message: error.to_string() }),
+        Some(Err(error)) => {
+            Err(PolicyError { field: field.to_owned(), message: error.to_string() })
+        }
         Some(Ok(_)) | None => Ok(()),
     }
 }

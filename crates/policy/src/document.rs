@@ -55,20 +55,20 @@ impl FromStr for IsolationLevel {
     type Err = UnknownValue;
 
     fn from_str(text: &str) -> Result<Self, UnknownValue> {
-        Self::ALL
-            .into_iter()
-            .find(|level| level.as_str() == text)
-            .ok_or_else(|| UnknownValue { value: text.to_owned(), allowed: "LEVEL_0, LEVEL_1, LEVEL_2" })
+        Self::ALL.into_iter().find(|level| level.as_str() == text).ok_or_else(|| UnknownValue {
+            value: text.to_owned(),
+            allowed: "LEVEL_0, LEVEL_1, LEVEL_2",
+        })
     }
 }
 
-/// Whether a command may change host files, and whether it may read them without asking. Least strict
-/// first: each mode has the restrictions of the one before.
+/// Whether a command may change host files, and whether it may read them without asking. Least
+/// strict first: each mode has the restrictions of the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FilesystemMode {
-    /// Never modify host files: `read_write_paths` must be empty, and changes in `overlay_paths` stay
-    /// in the session.
+    /// Never modify host files: `read_write_paths` must be empty, and changes in `overlay_paths`
+    /// stay in the session.
     Static,
     /// The first read of a file below `read_only_paths` waits for a person's decision.
     /// `overlay_paths` must be empty too.

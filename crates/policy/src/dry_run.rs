@@ -30,8 +30,8 @@ impl DryRun {
         Self { policy, compiled: None }
     }
 
-    /// What the policy would have meant for a run: it is merged with the effective policy of the run.
-    /// So the result shows what the policy takes away, and nothing that it would give.
+    /// What the policy would have meant for a run: it is merged with the effective policy of the
+    /// run. So the result shows what the policy takes away, and nothing that it would give.
     pub fn judge(&mut self, run: &RunSpec) -> DryRunResult {
         let merged = self.policy.merge(&run.policy);
         match self.check(run, &merged) {
@@ -41,7 +41,8 @@ impl DryRun {
     }
 
     fn check(&mut self, run: &RunSpec, merged: &Policy) -> Result<(), PolicyError> {
-        if let (Some(now), Some(then)) = (&self.policy.container.profile, &run.policy.container.profile)
+        if let (Some(now), Some(then)) =
+            (&self.policy.container.profile, &run.policy.container.profile)
             && now != then
         {
             return fail("container.profile", format!("the run had {then:?}, not {now:?}"));
@@ -66,7 +67,11 @@ impl DryRun {
         self.check_command(&merged.command, &command.argv)
     }
 
-    fn check_command(&mut self, policy: &CommandPolicy, argv: &[String]) -> Result<(), PolicyError> {
+    fn check_command(
+        &mut self,
+        policy: &CommandPolicy,
+        argv: &[String],
+    ) -> Result<(), PolicyError> {
         let rules = match self.compiled.take().filter(|(of, _)| of == policy) {
             Some((_, rules)) => rules,
             None => CommandRules::new(policy)?,
@@ -86,8 +91,8 @@ fn lowered(run: &RunSpec, merged: &Policy) -> Vec<&'static str> {
     lowered.filter_map(|(_, lowest)| field(lowest)).map(|(field, ..)| *field).collect()
 }
 
-/// Refuses a limit that the run or its session requested and would not have got. What a policy of the
-/// run capped is in its request too, but nobody requested it.
+/// Refuses a limit that the run or its session requested and would not have got. What a policy of
+/// the run capped is in its request too, but nobody requested it.
 fn check_limits(run: &RunSpec, merged: &Policy) -> Result<(), PolicyError> {
     let caps = run.policy.caps().amounts().zip(merged.caps().amounts());
     for ((limit, requested), ((_, capped), (_, cap))) in run.requested_limits.amounts().zip(caps) {
@@ -164,13 +169,22 @@ mod tests {
         };
         let refused = |field: &str| (Some(field.to_owned()), Vec::new());
         assert_eq!(judge(""), (None, Vec::new()));
-        assert_eq!(judge("command: {blocked_patterns: [test]}"), refused("command.blocked_patterns"));
-        assert_eq!(judge("command: {allowed_patterns: ['^ls']}"), refused("command.allowed_patterns"));
+        assert_eq!(
+            judge("command: {blocked_patterns: [test]}"),
+            refused("command.blocked_patterns")
+        );
+        assert_eq!(
+            judge("command: {allowed_patterns: ['^ls']}"),
+            refused("command.allowed_patterns")
+        );
         assert_eq!(judge("isolation_level: LEVEL_0"), refused("isolation_level"));
         assert_eq!(judge("process: {max_processes: 30}"), refused("limits.pids"));
         assert_eq!(judge("network: {executables: [/bin/ls]}"), refused("network.executables"));
         assert_eq!(judge("process: {allow_fork: false}"), (None, vec!["process.allow_fork"]));
-        assert_eq!(judge("resources: {max_memory_bytes: 1024}"), (None, vec!["resources.max_memory_bytes"]));
+        assert_eq!(
+            judge("resources: {max_memory_bytes: 1024}"),
+            (None, vec!["resources.max_memory_bytes"])
+        );
         // What has no effect on this run.
         for policy in [
             "resources: {max_memory_bytes: 9999999999}",

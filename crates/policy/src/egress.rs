@@ -13,10 +13,11 @@ use crate::{NetworkPolicy, hosts};
 pub const EGRESS_PROXY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3128);
 
 /// Where the resolver of the egress proxy listens inside a sandbox.
-pub const EGRESS_RESOLVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 53)), 53);
+pub const EGRESS_RESOLVER: SocketAddr =
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 53)), 53);
 
-/// The networks, by address and prefix length, whose addresses stand for names inside a sandbox. They
-/// are reserved for tests of network devices, so no host is there.
+/// The networks, by address and prefix length, whose addresses stand for names inside a sandbox.
+/// They are reserved for tests of network devices, so no host is there.
 pub const EGRESS_NETWORKS: [(IpAddr, u8); 2] = [
     (IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), 15),
     (IpAddr::V6(Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 0)), 64),
@@ -35,7 +36,8 @@ const VARIABLES: [(&str, &str); 4] = [
     ("NO_PROXY", "localhost,127.0.0.1,::1"),
 ];
 
-/// The variables with which programs find a file of certificate authorities other than the system's.
+/// The variables with which programs find a file of certificate authorities other than the
+/// system's.
 pub const CA_VARIABLES: [&str; 7] = [
     "SSL_CERT_FILE",
     "CURL_CA_BUNDLE",
@@ -133,8 +135,9 @@ pub enum EgressDecision<'a> {
 }
 
 impl EgressRules {
-    /// The rules of a sandbox with this effective policy. What the policy leaves open has its default:
-    /// no hosts, the ports [`DEFAULT_EGRESS_PORTS`], no credentials, [`EgressLimits::default`].
+    /// The rules of a sandbox with this effective policy. What the policy leaves open has its
+    /// default: no hosts, the ports [`DEFAULT_EGRESS_PORTS`], no credentials,
+    /// [`EgressLimits::default`].
     #[must_use]
     pub fn from_policy(policy: &NetworkPolicy) -> Self {
         let hosts = |list: &Option<Vec<String>>| hosts::expand(list.as_deref().unwrap_or_default());
@@ -145,7 +148,10 @@ impl EgressRules {
             allowed_hosts: hosts(&policy.allowed_hosts),
             ask_hosts: hosts(&policy.ask_hosts),
             blocked_hosts: hosts::expand(&policy.blocked_hosts),
-            allowed_ports: policy.allowed_ports.clone().unwrap_or_else(|| DEFAULT_EGRESS_PORTS.to_vec()),
+            allowed_ports: policy
+                .allowed_ports
+                .clone()
+                .unwrap_or_else(|| DEFAULT_EGRESS_PORTS.to_vec()),
             credentials: policy.credentials.clone().unwrap_or_default(),
             limits: EgressLimits {
                 connections: policy.max_connections.unwrap_or(default.connections),
@@ -161,14 +167,15 @@ impl EgressRules {
         }
     }
 
-    /// Decides about a host, which is a lower-case name without a final dot, or an IP address in its
-    /// shortest form. A name that programs may read as an address matches no wildcard.
+    /// Decides about a host, which is a lower-case name without a final dot, or an IP address in
+    /// its shortest form. A name that programs may read as an address matches no wildcard.
     #[must_use]
     pub fn decide(&self, host: &str, port: u16) -> EgressDecision<'_> {
         if let Some(pattern) = hosts::find(&self.blocked_hosts, host) {
             return EgressDecision::Blocked(pattern);
         }
-        let (allowed, ask) = (hosts::find(&self.allowed_hosts, host), hosts::find(&self.ask_hosts, host));
+        let (allowed, ask) =
+            (hosts::find(&self.allowed_hosts, host), hosts::find(&self.ask_hosts, host));
         match allowed.map(EgressDecision::Allow).or(ask.map(EgressDecision::Ask)) {
             None => EgressDecision::HostNotAllowed,
             Some(_) if !self.allowed_ports.contains(&port) => EgressDecision::PortNotAllowed,

@@ -1,5 +1,5 @@
-//! Signs that a command or a caller tries to leave a sandbox: how severe each is, and what the operator
-//! has done about it.
+//! Signs that a command or a caller tries to leave a sandbox: how severe each is, and what the
+//! operator has done about it.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -117,8 +117,12 @@ impl FromStr for EscapeResponse {
     }
 }
 
-const ALERT: EscapeResponse =
-    EscapeResponse { terminate: false, quarantine_tool: false, quarantine_session: false, alert: true };
+const ALERT: EscapeResponse = EscapeResponse {
+    terminate: false,
+    quarantine_tool: false,
+    quarantine_session: false,
+    alert: true,
+};
 
 codelia_types::options! {
     /// The responses to attempts to leave a sandbox, by severity: the section `escape` of the
@@ -172,8 +176,12 @@ mod tests {
 
     #[test]
     fn responses_are_words_with_commas() {
-        let all =
-            EscapeResponse { terminate: true, quarantine_tool: true, quarantine_session: true, alert: true };
+        let all = EscapeResponse {
+            terminate: true,
+            quarantine_tool: true,
+            quarantine_session: true,
+            alert: true,
+        };
         assert_eq!("terminate, quarantine_tool,quarantine_session,alert".parse(), Ok(all));
         assert_eq!("none".parse(), Ok(EscapeResponse::default()));
         for text in ["none", "alert", "terminate,quarantine_tool,quarantine_session,alert"] {

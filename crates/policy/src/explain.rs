@@ -37,15 +37,17 @@ pub struct ExplainedField {
 }
 
 impl Policy {
-    /// Every field of the policy that results from merging `run` into this policy of a session, with
-    /// its source. `upper` are the policies of the installation and of the tenant, if it has one.
+    /// Every field of the policy that results from merging `run` into this policy of a session,
+    /// with its source. `upper` are the policies of the installation and of the tenant, if it has
+    /// one.
     #[must_use]
     pub fn explain(&self, upper: Option<(&Self, &Self)>, run: &Self) -> Vec<ExplainedField> {
         let session = self.set_fields();
         let tightened = upper.map(|(_, tenant)| tenant.merge(self));
         let merged = tightened.as_ref().unwrap_or(self).merge(run).set_fields();
         let tightened = tightened.map(|policy| policy.set_fields()).unwrap_or_default();
-        let installation = upper.map(|(installation, _)| installation.set_fields()).unwrap_or_default();
+        let installation =
+            upper.map(|(installation, _)| installation.set_fields()).unwrap_or_default();
         let above = upper.map(|(installation, tenant)| installation.merge(tenant).set_fields());
         let above = above.unwrap_or_default();
         let is_of_tenant = |field: &str, value: &Value| {
@@ -83,7 +85,9 @@ impl Policy {
         for (group, value) in groups {
             match value {
                 Value::Object(fields) => {
-                    set.extend(fields.into_iter().map(|(name, value)| (format!("{group}.{name}"), value)));
+                    set.extend(
+                        fields.into_iter().map(|(name, value)| (format!("{group}.{name}"), value)),
+                    );
                 }
                 value => {
                     set.insert(group, value);
@@ -131,7 +135,8 @@ mod tests {
     #[test]
     fn explain_names_what_the_tenant_tightened() {
         let parse = |text: &str| Policy::parse(text, crate::Format::Yaml).unwrap();
-        let installation = parse("network: {allowed_hosts: ['*.example'], blocked_hosts: [x.example]}");
+        let installation =
+            parse("network: {allowed_hosts: ['*.example'], blocked_hosts: [x.example]}");
         let tenant = parse(
             "network: {allowed_hosts: [a.example, b.example], blocked_hosts: [y.example]}\nprocess: {allow_fork: false}",
         );
@@ -141,7 +146,8 @@ mod tests {
         };
         // Created under the policy of the tenant, and before it.
         let under = installation.merge(&tenant);
-        let before = parse("network: {allowed_hosts: [a.example, c.example]}\nprocess: {max_processes: 3}");
+        let before =
+            parse("network: {allowed_hosts: [a.example, c.example]}\nprocess: {max_processes: 3}");
         let before = installation.merge(&before);
         for (session, name, expected) in [
             (&under, "network.allowed_hosts", Source::Tenant),

@@ -10,8 +10,8 @@ use codelia_types::{NetworkMode, optional_duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    EnvironmentMode, FilesystemMode, IsolationLevel, LayoutDirectory, Limit, SyscallMode, VolumeMount,
-    merge::values, size::Value,
+    EnvironmentMode, FilesystemMode, IsolationLevel, LayoutDirectory, Limit, SyscallMode,
+    VolumeMount, merge::values, size::Value,
 };
 
 /// A field that a scope may delegate to the scopes below.
@@ -23,8 +23,8 @@ const TIGHTENS: bool = false;
 /// Calls the macro `$reader` with the table of policy fields. A new field is a row here, a field of
 /// its message in `policy.proto`, and a row in `docs/policy.md`.
 ///
-/// A row has the field with its type, the function of `merge::values` that combines two policies, whether a
-/// scope may delegate it, and what holds if no policy sets it.
+/// A row has the field with its type, the function of `merge::values` that combines two policies,
+/// whether a scope may delegate it, and what holds if no policy sets it.
 #[macro_export]
 macro_rules! policy_table {
     ($reader:ident) => {
@@ -38,8 +38,8 @@ macro_rules! policy_table {
                 /// Host paths that the command may read.
                 read_only_paths: Option<Vec<PathBuf>>, below, DELEGABLE, "none";
                 /// Host paths that the command may read and write.
-                // Only equal paths: the command could have replaced a path below a writable one with
-                // a symlink.
+                // Only equal paths: the command could have replaced a path below a writable one
+                // with a symlink.
                 read_write_paths: Option<Vec<PathBuf>>, equal, DELEGABLE, "none";
                 /// Host directories that the command may change without affecting the host: the
                 /// changes are kept for its session.
@@ -54,15 +54,16 @@ macro_rules! policy_table {
                 max_total_bytes: Option<u64>, min, DELEGABLE, Limit::DiskBytes.field();
                 /// Number of files, directories and links of the session together.
                 max_inodes: Option<u64>, min, DELEGABLE, Limit::Inodes.field();
-                /// Volumes of the tenant that the command sees. A run has only volumes of its session.
+                /// Volumes of the tenant that the command sees. A run has only volumes of its
+                /// session.
                 volumes: Option<Vec<VolumeMount>>, equal, DELEGABLE, "none";
             }
 
-            /// Which part of its workspace a command may change, and where files can be executed. All
-            /// paths are relative to the workspace.
+            /// Which part of its workspace a command may change, and where files can be executed.
+            /// All paths are relative to the workspace.
             layout: LayoutPolicy {
-                /// Whether commands cannot change the workspace, except for `directories`. File calls
-                /// can. Default: false.
+                /// Whether commands cannot change the workspace, except for `directories`. File
+                /// calls can. Default: false.
                 read_only_workspace: Option<bool>, max, TIGHTENS, "false";
                 /// Directories that are created for the session and that commands may change.
                 directories: Vec<LayoutDirectory>, with_others, TIGHTENS, "none";
@@ -73,8 +74,8 @@ macro_rules! policy_table {
 
             /// The container image of a command.
             container: ContainerPolicy {
-                /// The name that the operator gave an image, such as `python`. If absent, the worker's
-                /// default image.
+                /// The name that the operator gave an image, such as `python`. If absent, the
+                /// worker's default image.
                 profile: Option<String>, upper, DELEGABLE, "the worker's default image";
             }
 
@@ -97,13 +98,13 @@ macro_rules! policy_table {
             ///
             /// All fields but `mode` say what the egress proxy enforces, so they need mode `proxy`.
             network: NetworkPolicy {
-                /// The network mode. `none` and `proxy` take effect. `host` only permits the mode: a
-                /// session or run must request it.
+                /// The network mode. `none` and `proxy` take effect. `host` only permits the mode:
+                /// a session or run must request it.
                 mode: Option<NetworkMode>, min, TIGHTENS, "none; the host's network in mode logical";
-                /// Patterns of the hosts that the command may reach: a name; `*.` and a name for all
-                /// names below it; `*` for all names; a name with one `*` inside a label, such as
-                /// `api-*.example.com`; an IP address; or `set:NAME` for a named set. Without this
-                /// list and `ask_hosts`: none.
+                /// Patterns of the hosts that the command may reach: a name; `*.` and a name for
+                /// all names below it; `*` for all names; a name with one `*` inside a label, such
+                /// as `api-*.example.com`; an IP address; or `set:NAME` for a named set. Without
+                /// this list and `ask_hosts`: none.
                 allowed_hosts: Option<Vec<String>>, with_others, TIGHTENS, "none";
                 /// Patterns of the hosts that need a person's decision, unless `allowed_hosts` has
                 /// them too.
@@ -162,8 +163,8 @@ macro_rules! policy_table {
                 max_writes_per_second: Option<u64>, min, DELEGABLE, "no limit";
                 /// The only processors that the command runs on, by the host's numbers from 0.
                 cpus: Option<Vec<u32>>, equal, DELEGABLE, "any";
-                /// Release output and outcome only at multiples of this interval, so that their timing
-                /// reveals less. The longer interval wins.
+                /// Release output and outcome only at multiples of this interval, so that their
+                /// timing reveals less. The longer interval wins.
                 #[serde(with = "optional_duration")]
                 release_interval: Option<Duration>, max, DELEGABLE, "immediately";
             }
@@ -199,9 +200,9 @@ macro_rules! policy_table {
                 max_length: Option<u64>, min, DELEGABLE, "any";
             }
 
-            /// What a command does that is logged, for people who want to know. What one policy wants
-            /// to be logged is logged. Not a security boundary: a command can have the log show
-            /// another name than the one that it uses.
+            /// What a command does that is logged, for people who want to know. What one policy
+            /// wants to be logged is logged. Not a security boundary: a command can have the log
+            /// show another name than the one that it uses.
             logging: LoggingPolicy {
                 /// Whether signals that the command sends are logged. Default: false.
                 signals: Option<bool>, max, TIGHTENS, "false";

@@ -66,7 +66,8 @@ impl FilesystemPolicy {
     /// The paths with this property that the policy opens, except those that it also denies.
     fn opens(&self, writable: bool, has: impl Fn(&Path) -> bool) -> impl Iterator<Item = &Path> {
         let paths = if writable { &self.read_write_paths } else { &self.read_only_paths };
-        let is_denied = |path: &Path| self.denied_paths.iter().any(|denied| path.starts_with(denied));
+        let is_denied =
+            |path: &Path| self.denied_paths.iter().any(|denied| path.starts_with(denied));
         paths.iter().flatten().map(AsRef::as_ref).filter(move |path| has(path) && !is_denied(path))
     }
 }

@@ -154,7 +154,8 @@ mod tests {
 
     #[test]
     fn wrong_type_is_refused_by_path() {
-        let error = Policy::parse("filesystem: {denied_paths: [/a, [1]]}", Format::Yaml).unwrap_err();
+        let error =
+            Policy::parse("filesystem: {denied_paths: [/a, [1]]}", Format::Yaml).unwrap_err();
         assert!(error.to_string().starts_with("filesystem.denied_paths[1]"), "{error}");
         let error = Policy::parse("isolation_level: LEVEL_3", Format::Yaml).unwrap_err();
         assert!(error.to_string().starts_with("isolation_level"), "{error}");
@@ -192,7 +193,8 @@ mod tests {
     fn duration_without_unit_is_refused_by_field() {
         for text in ["10", "'10'", "-1s", "soon", "''"] {
             let error =
-                Policy::parse(&format!("resources: {{max_cpu_time: {text}}}"), Format::Yaml).unwrap_err();
+                Policy::parse(&format!("resources: {{max_cpu_time: {text}}}"), Format::Yaml)
+                    .unwrap_err();
             assert!(error.to_string().starts_with("resources.max_cpu_time: "), "{error}");
         }
     }

@@ -21,7 +21,9 @@ pub fn policy_yaml(bytes: &[u8]) {
     assert!(text.len() <= MAX_BYTES);
     for format in [Format::Json, Format::Yaml, Format::Toml] {
         match policy.write(format) {
-            Ok(text) => assert_eq!(Policy::parse(&text, format).as_ref(), Ok(&policy), "{format}: {text}"),
+            Ok(text) => {
+                assert_eq!(Policy::parse(&text, format).as_ref(), Ok(&policy), "{format}: {text}")
+            }
             Err(error) => assert_eq!(format, Format::Toml, "{error}"),
         }
     }

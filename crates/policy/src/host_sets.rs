@@ -30,7 +30,12 @@ pub const HOST_SETS: &[HostSet] = &[
         hosts: &["pypi.org", "*.pypi.org", "pypi.python.org", "files.pythonhosted.org"],
         includes: &[],
     },
-    HostSet { name: "crates", purpose: "Rust crates", hosts: &["crates.io", "*.crates.io"], includes: &[] },
+    HostSet {
+        name: "crates",
+        purpose: "Rust crates",
+        hosts: &["crates.io", "*.crates.io"],
+        includes: &[],
+    },
     HostSet {
         name: "rubygems",
         purpose: "Ruby gems",
@@ -107,7 +112,9 @@ mod tests {
     #[test]
     fn registries_include_the_default_list() {
         let hosts: BTreeSet<_> = hosts("registries").collect();
-        for host in ["*.npmjs.org", "registry.yarnpkg.com", "*.pypi.org", "*.crates.io", "*.github.com"] {
+        for host in
+            ["*.npmjs.org", "registry.yarnpkg.com", "*.pypi.org", "*.crates.io", "*.github.com"]
+        {
             assert!(hosts.contains(host), "{host}");
         }
         assert!(!hosts.contains("*.local"));

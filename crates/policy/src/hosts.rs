@@ -1,9 +1,9 @@
 //! Patterns of hosts: what they match, what two of them match together, and lists of them.
 //!
 //! A pattern is an exact name, an IP address, `*.` and a name for all names below it, `*` for all
-//! names, or a name with one `*` inside a label that is not the last one. The family is closed under
-//! intersection, so that merging policies needs nothing else. Only an exact pattern matches an
-//! address.
+//! names, or a name with one `*` inside a label that is not the last one. The family is closed
+//! under intersection, so that merging policies needs nothing else. Only an exact pattern matches
+//! an address.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -42,14 +42,16 @@ pub(crate) fn is_name(text: &str) -> bool {
 
 fn is_dns_name(text: &str, also: impl Fn(u8) -> bool) -> bool {
     let is_byte = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_') || also(byte);
-    let is_label = |label: &str| (1..=MAX_LABEL).contains(&label.len()) && label.bytes().all(is_byte);
+    let is_label =
+        |label: &str| (1..=MAX_LABEL).contains(&label.len()) && label.bytes().all(is_byte);
     text.len() <= MAX_NAME && text.split('.').all(is_label) && !ends_in_number(text)
 }
 
 /// Whether the last label is a number: then programs read the whole as an IPv4 address.
 fn ends_in_number(text: &str) -> bool {
     let last = text.rsplit('.').next().unwrap_or_default();
-    let hex = last.strip_prefix("0x").is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
+    let hex =
+        last.strip_prefix("0x").is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
     hex || last.bytes().all(|byte| byte.is_ascii_digit())
 }
 
@@ -68,7 +70,8 @@ pub(crate) fn find<'a>(patterns: &'a [String], host: &str) -> Option<&'a str> {
 fn covers(upper: &str, lower: &str) -> bool {
     let ((above, upper), (below, lower)) = (split(upper), split(lower));
     let mut rest = labels(lower);
-    let covered = labels(upper).all(|label| rest.next().is_some_and(|lower| label_covers(label, lower)));
+    let covered =
+        labels(upper).all(|label| rest.next().is_some_and(|lower| label_covers(label, lower)));
     covered && if above { below || rest.next().is_some() } else { !below && rest.next().is_none() }
 }
 
@@ -91,7 +94,9 @@ fn label_covers(upper: &str, lower: &str) -> bool {
     match lower.split_once('*') {
         Some((start, end)) => start.starts_with(prefix) && end.ends_with(suffix),
         None => {
-            lower.len() >= prefix.len() + suffix.len() && lower.starts_with(prefix) && lower.ends_with(suffix)
+            lower.len() >= prefix.len() + suffix.len()
+                && lower.starts_with(prefix)
+                && lower.ends_with(suffix)
         }
     }
 }
@@ -118,7 +123,9 @@ fn intersection(a: &str, b: &str) -> Vec<String> {
     // From the last label on, as at most one pair of labels gives more than one result.
     let mut names = vec![String::new()];
     for (at, label) in long.iter().enumerate() {
-        let both = short.get(at).map_or_else(|| vec![(*label).to_owned()], |other| both_labels(label, other));
+        let both = short
+            .get(at)
+            .map_or_else(|| vec![(*label).to_owned()], |other| both_labels(label, other));
         let join = |name: &String| {
             let name = if name.is_empty() { String::new() } else { format!(".{name}") };
             both.iter().map(move |label| format!("{label}{name}")).collect::<Vec<_>>()
@@ -142,7 +149,9 @@ fn both_labels(a: &str, b: &str) -> Vec<String> {
     if label_covers(b, a) {
         return vec![a.to_owned()];
     }
-    let (Some((start, end)), Some((other_start, other_end))) = (a.split_once('*'), b.split_once('*')) else {
+    let (Some((start, end)), Some((other_start, other_end))) =
+        (a.split_once('*'), b.split_once('*'))
+    else {
         return Vec::new();
     };
     let prefix = if start.len() >= other_start.len() { start } else { other_start };
@@ -197,7 +206,8 @@ pub(crate) fn intersect(a: &[String], b: &[String]) -> Vec<String> {
     let mut both: Vec<_> =
         a.iter().chain(b).filter(|item| in_a.covers(item) && in_b.covers(item)).cloned().collect();
     let pairs = in_a.globs.iter().flat_map(|glob| in_b.wildcards().map(|other| (*glob, other)));
-    let pairs = pairs.chain(in_b.globs.iter().flat_map(|glob| in_a.wildcards().map(|other| (*glob, other))));
+    let pairs = pairs
+        .chain(in_b.globs.iter().flat_map(|glob| in_a.wildcards().map(|other| (*glob, other))));
     let mut made = BTreeSet::new();
     for (glob, other) in pairs {
         made.extend(intersection(glob, other));
@@ -213,8 +223,9 @@ pub(crate) fn intersect(a: &[String], b: &[String]) -> Vec<String> {
 /// The first entry of a list that has nothing in common with the patterns of `upper`.
 pub(crate) fn first_outside(list: &[String], upper: &[String]) -> Option<usize> {
     let index = Index::new(upper);
-    let overlaps =
-        |pattern: &String| index.covers(pattern) || upper.iter().any(|other| !is_disjoint(pattern, other));
+    let overlaps = |pattern: &String| {
+        index.covers(pattern) || upper.iter().any(|other| !is_disjoint(pattern, other))
+    };
     list.iter().position(|entry| !expand(std::slice::from_ref(entry)).iter().any(overlaps))
 }
 
@@ -257,7 +268,8 @@ impl<'a> Index<'a> {
             return false;
         }
         let name = lower.strip_prefix('*').filter(|rest| rest.starts_with('.')).unwrap_or(lower);
-        let mut suffixes = name.match_indices('.').filter(|(at, _)| *at > 0).map(|(at, _)| &name[at..]);
+        let mut suffixes =
+            name.match_indices('.').filter(|(at, _)| *at > 0).map(|(at, _)| &name[at..]);
         lower != "*" && self.suffixes.contains("")
             || suffixes.any(|suffix| self.suffixes.contains(suffix))
             || self.globs.iter().any(|glob| *glob != lower && covers(glob, lower))

@@ -1,4 +1,5 @@
-//! The layout of a workspace: which part of it a command may change, and where files can be executed.
+//! The layout of a workspace: which part of it a command may change, and where files can be
+//! executed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,8 +43,9 @@ impl LayoutPolicy {
             let limits = tries.iter().flat_map(|(_, trie)| trie.containing(path));
             limits.filter_map(|directory| directory.max_bytes).min()
         };
-        let is_writable =
-            |path: &Path| tries.iter().all(|(is_read_only, trie)| !is_read_only || trie.covers(path));
+        let is_writable = |path: &Path| {
+            tries.iter().all(|(is_read_only, trie)| !is_read_only || trie.covers(path))
+        };
         let paths: BTreeSet<_> =
             self.directories.iter().chain(&lower.directories).map(|one| &one.path).collect();
         let kept = paths.into_iter().filter(|path| is_writable(path));
@@ -86,8 +88,12 @@ impl Layout {
             return None;
         }
         let executables = policy.executable_paths.as_ref();
-        let directories: BTreeSet<_> =
-            policy.directories.iter().map(|one| &one.path).chain(executables.into_iter().flatten()).collect();
+        let directories: BTreeSet<_> = policy
+            .directories
+            .iter()
+            .map(|one| &one.path)
+            .chain(executables.into_iter().flatten())
+            .collect();
         let (writable, executable) = (!policy.is_read_only(), executables.is_none());
         let mut layout = Self {
             writable,
@@ -126,10 +132,17 @@ impl Layout {
     /// Descriptions of what it changes in the mounts, for people.
     #[must_use]
     pub fn descriptions(&self) -> Vec<String> {
-        let workspace =
-            LayoutMount { path: PathBuf::new(), writable: self.writable, executable: self.executable };
+        let workspace = LayoutMount {
+            path: PathBuf::new(),
+            writable: self.writable,
+            executable: self.executable,
+        };
         let other = self.not_executable.iter().map(|path| format!("{} noexec", path.display()));
-        std::iter::once(&workspace).chain(&self.mounts).map(LayoutMount::description).chain(other).collect()
+        std::iter::once(&workspace)
+            .chain(&self.mounts)
+            .map(LayoutMount::description)
+            .chain(other)
+            .collect()
     }
 }
 
@@ -180,9 +193,11 @@ mod tests {
 
     #[test]
     fn lower_layout_opens_nothing() {
-        let upper = layout("{read_only_workspace: true, directories: [{path: target, max_bytes: 5}]}");
-        let lower =
-            layout("{directories: [{path: target/debug, max_bytes: 9}, {path: logs}, {path: target}]}");
+        let upper =
+            layout("{read_only_workspace: true, directories: [{path: target, max_bytes: 5}]}");
+        let lower = layout(
+            "{directories: [{path: target/debug, max_bytes: 9}, {path: logs}, {path: target}]}",
+        );
         let merged = merge(&upper, &lower);
         assert_eq!(merged.read_only_workspace, Some(true));
         assert_eq!(directories(&merged), [("target", Some(5)), ("target/debug", Some(5))]);
@@ -193,10 +208,14 @@ mod tests {
 
     #[test]
     fn executable_paths_are_intersected() {
-        let merged = |upper: &str, lower: &str| merge(&layout(upper), &layout(lower)).executable_paths;
+        let merged =
+            |upper: &str, lower: &str| merge(&layout(upper), &layout(lower)).executable_paths;
         let paths = |list: &[&str]| Some(list.iter().map(PathBuf::from).collect::<Vec<_>>());
         assert_eq!(merged("{}", "{executable_paths: [a]}"), paths(&["a"]));
-        assert_eq!(merged("{executable_paths: [a, b]}", "{executable_paths: [a/c, d]}"), paths(&["a/c"]));
+        assert_eq!(
+            merged("{executable_paths: [a, b]}", "{executable_paths: [a/c, d]}"),
+            paths(&["a/c"])
+        );
     }
 
     fn plan(text: &str) -> Layout {
@@ -213,14 +232,17 @@ mod tests {
     fn only_what_differs_gets_a_mount() {
         let mounts = |text: &str| {
             let mounts = plan(text).mounts;
-            let words =
-                mounts.iter().map(|one| (one.path.display().to_string(), one.writable, one.executable));
+            let words = mounts
+                .iter()
+                .map(|one| (one.path.display().to_string(), one.writable, one.executable));
             words.collect::<Vec<_>>()
         };
         let one = |path: &str, writable, executable| (path.to_owned(), writable, executable);
         assert_eq!(mounts("{directories: [{path: target}]}"), []);
         assert_eq!(
-            mounts("{read_only_workspace: true, directories: [{path: target}, {path: target/debug}]}"),
+            mounts(
+                "{read_only_workspace: true, directories: [{path: target}, {path: target/debug}]}"
+            ),
             [one("target", true, true)]
         );
         assert_eq!(

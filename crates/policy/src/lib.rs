@@ -3,11 +3,13 @@
 //! The way from a document to a sandbox:
 //!
 //! 1. [`Policy::parse`] reads a document in JSON, YAML or TOML ([`Format`]).
-//! 2. [`Policy::validate`] refuses what is too large ([`size`]), out of range or contradicts itself,
-//!    and [`Policy::check_within`] what the policy above does not allow. An error names the field.
+//! 2. [`Policy::validate`] refuses what is too large ([`size`]), out of range or contradicts
+//!    itself, and [`Policy::check_within`] what the policy above does not allow. An error names the
+//!    field.
 //! 3. [`Policy::merge`] combines the policies of installation, session and run. Merging only
 //!    tightens. [`Scopes`] are the policies between installation and session, which may delegate
-//!    fields. [`DryRun`] shows what a policy would change for a run. [`Policy::explain`] shows the source of each field of the result.
+//!    fields. [`DryRun`] shows what a policy would change for a run. [`Policy::explain`] shows the
+//!    source of each field of the result.
 //! 4. [`LimitsRequest::resolve`] turns requested limits into [`Limits`], within the [`Ceilings`].
 //! 5. [`Plan::isolated`] and [`Plan::logical`] make the effective policy concrete for one sandbox.
 //!    See [`Plan`] for an example.
@@ -53,18 +55,20 @@ mod volumes;
 pub use document::{EnvironmentMode, FilesystemMode, IsolationLevel, LayoutDirectory, SyscallMode};
 pub use dry_run::{DryRun, DryRunResult};
 pub use egress::{
-    CA_VARIABLES, DEFAULT_EGRESS_PORTS, EGRESS_NETWORKS, EGRESS_PROXY, EGRESS_RESOLVER, EGRESS_TARGETS,
-    EgressDecision, EgressLimits, EgressRules,
+    CA_VARIABLES, DEFAULT_EGRESS_PORTS, EGRESS_NETWORKS, EGRESS_PROXY, EGRESS_RESOLVER,
+    EGRESS_TARGETS, EgressDecision, EgressLimits, EgressRules,
 };
 pub use escape::{EscapeOptions, EscapeResponse, Severity, UnknownResponse};
 pub use explain::{ExplainedField, Source};
 pub use fields::{
-    CommandPolicy, ContainerPolicy, EnvironmentPolicy, FIELDS, Field, FilesystemPolicy, LayoutPolicy,
-    LoggingPolicy, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, SyscallPolicy,
+    CommandPolicy, ContainerPolicy, EnvironmentPolicy, FIELDS, Field, FilesystemPolicy,
+    LayoutPolicy, LoggingPolicy, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy,
+    SyscallPolicy,
 };
 pub use files::{FileAccess, FileDenied};
 pub use flags::{
-    FlagChoice, FlagGuard, FlagNumbers, FlagRef, FlagRule, FlagSubject, Flags, SETUP_BUCKETS, SessionFlags,
+    FlagChoice, FlagGuard, FlagNumbers, FlagRef, FlagRule, FlagSubject, Flags, SETUP_BUCKETS,
+    SessionFlags,
 };
 pub use format::{Format, ParseError, UnknownFormat, WriteError};
 pub use host_sets::{HOST_SETS, HostSet};
@@ -75,8 +79,8 @@ pub use mounts::{Mount, WORKSPACE, overlays_dir, transactions_dir};
 pub use network::{NetworkApproval, predicts_network};
 pub use path_trie::PathTrie;
 pub use plan::{
-    Enforceable, HostInfo, IoLimits, LoggedCalls, Plan, PlanError, PlanTarget, Security, SyscallRules,
-    egress_remedy, limits_remedy,
+    Enforceable, HostInfo, IoLimits, LoggedCalls, Plan, PlanError, PlanTarget, Security,
+    SyscallRules, egress_remedy, limits_remedy,
 };
 pub use profile::{Profile, ProfileError, Profiles, SessionProfile};
 pub use run_spec::{RunSpec, RunTool};

@@ -1,6 +1,7 @@
 //! Resource limits: requested values, defaults, ceilings, and the limits a run gets.
 //!
-//! [`limit_table`](crate::limit_table) lists them. Everything that must know each limit is made from it.
+//! [`limit_table`](crate::limit_table) lists them. Everything that must know each limit is made
+//! from it.
 
 use std::{fmt, time::Duration};
 
@@ -76,8 +77,8 @@ macro_rules! define {
             $($(#[$doc])+ pub $field: $type,)+
         }
 
-        /// Requested limits. `None` means that the next lower level decides, and finally the default.
-        /// Times are text such as `2m` in documents.
+        /// Requested limits. `None` means that the next lower level decides, and finally the
+        /// default. Times are text such as `2m` in documents.
         #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct LimitsRequest {
@@ -316,8 +317,8 @@ impl Limits {
     }
 }
 
-/// The largest limits that may be requested. Operators set them, for the installation and for a tenant.
-/// A request above a ceiling is refused, not lowered.
+/// The largest limits that may be requested. Operators set them, for the installation and for a
+/// tenant. A request above a ceiling is refused, not lowered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Ceilings(pub Limits);
@@ -380,7 +381,10 @@ mod tests {
     fn defaults_and_ceilings_are_as_published() {
         let (default, max) = (Limits::default(), Ceilings::default().0);
         assert_eq!((default.cpu_millicores, max.cpu_millicores), (1000, 2000));
-        assert_eq!((default.memory_bytes, max.memory_bytes), (512 * 1024 * 1024, 2 * 1024 * 1024 * 1024));
+        assert_eq!(
+            (default.memory_bytes, max.memory_bytes),
+            (512 * 1024 * 1024, 2 * 1024 * 1024 * 1024)
+        );
         assert_eq!((default.timeout.as_secs(), max.timeout.as_secs()), (2 * 60, 24 * 3600));
         assert_eq!((default.pids, max.pids), (100, 500));
         assert_eq!((default.open_files, max.open_files), (1024, 4096));
@@ -391,8 +395,16 @@ mod tests {
     fn zero_or_above_ceiling_is_refused() {
         let too_long = Duration::from_secs(24 * 3600 + 1);
         for (request, limit, message) in [
-            (LimitsRequest { pids: Some(0), ..Default::default() }, Limit::Pids, "must be more than zero"),
-            (LimitsRequest { pids: Some(501), ..Default::default() }, Limit::Pids, "maximum is 500"),
+            (
+                LimitsRequest { pids: Some(0), ..Default::default() },
+                Limit::Pids,
+                "must be more than zero",
+            ),
+            (
+                LimitsRequest { pids: Some(501), ..Default::default() },
+                Limit::Pids,
+                "maximum is 500",
+            ),
             (
                 LimitsRequest { memory_bytes: Some(u64::MAX), ..Default::default() },
                 Limit::MemoryBytes,
@@ -419,8 +431,11 @@ mod tests {
 
     #[test]
     fn ceilings_of_tenant_replace_those_of_installation() {
-        let own =
-            LimitsRequest { pids: Some(1000), timeout: Some(Duration::from_secs(60)), ..Default::default() };
+        let own = LimitsRequest {
+            pids: Some(1000),
+            timeout: Some(Duration::from_secs(60)),
+            ..Default::default()
+        };
         let ceilings = Ceilings::default().of_tenant(&own);
         assert_eq!((ceilings.0.pids, ceilings.0.timeout.as_secs()), (1000, 60));
         assert_eq!(ceilings.0.memory_bytes, Ceilings::default().0.memory_bytes);

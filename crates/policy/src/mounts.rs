@@ -8,8 +8,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    FilesystemPolicy, Ids, PathTrie, Policy, RunSpec, Runtime, SANDBOX_IDS, VolumeMode, VolumeMount,
-    egress::RESOLVER_FILES, secrets,
+    FilesystemPolicy, Ids, PathTrie, Policy, RunSpec, Runtime, SANDBOX_IDS, VolumeMode,
+    VolumeMount, egress::RESOLVER_FILES, secrets,
 };
 use codelia_types::{Mode, NetworkMode, SessionId};
 
@@ -61,8 +61,8 @@ pub enum Mount {
         source: PathBuf,
         /// Inside.
         target: PathBuf,
-        /// The directory on the host that keeps the session's changes, in mode `copy`. Its name is also that
-        /// of the mount, in every mode.
+        /// The directory on the host that keeps the session's changes, in mode `copy`. Its name is
+        /// also that of the mount, in every mode.
         layer: PathBuf,
         /// Who may write to it.
         mode: VolumeMode,
@@ -112,7 +112,8 @@ pub fn overlays_dir(root: &Path) -> PathBuf {
 /// The suffix of the overlay directory's name, after the name of the session's directory.
 const OVERLAYS_SUFFIX: &str = ".overlays";
 
-/// The directory with the changes of a session's transactional runs, next to the session's directory.
+/// The directory with the changes of a session's transactional runs, next to the session's
+/// directory.
 #[must_use]
 pub fn transactions_dir(root: &Path) -> PathBuf {
     let mut name = root.as_os_str().to_owned();
@@ -165,10 +166,11 @@ pub(crate) fn mounts(
     mounts
 }
 
-/// The files with which programs find a resolver, if the network has one. An engine adds that of the
-/// host itself.
+/// The files with which programs find a resolver, if the network has one. An engine adds that of
+/// the host itself.
 fn resolver_files(network: NetworkMode, runtime: &Runtime, mode: Mode) -> Vec<Mount> {
-    let file = |(target, text): (&str, &str)| Mount::File { target: target.into(), text: text.to_owned() };
+    let file =
+        |(target, text): (&str, &str)| Mount::File { target: target.into(), text: text.to_owned() };
     match network {
         NetworkMode::None => Vec::new(),
         NetworkMode::Proxy => RESOLVER_FILES.map(file).to_vec(),
@@ -184,15 +186,16 @@ fn runtime_mounts(runtime: &Runtime, replaced: &[Mount]) -> Vec<Mount> {
     let is_kept = |path: &Path| !replaced.iter().any(|mount| mount.target() == path);
     let shown = |path: &Path| Mount::Runtime { path: path.to_owned() };
     let mut mounts = vec![shown(Path::new("/usr"))];
-    let link = |(link, to): &(PathBuf, PathBuf)| Mount::Symlink { target: link.clone(), to: to.clone() };
+    let link =
+        |(link, to): &(PathBuf, PathBuf)| Mount::Symlink { target: link.clone(), to: to.clone() };
     mounts.extend(runtime.links.iter().filter(|(path, _)| is_kept(path)).map(link));
     mounts.extend(identity_files(SANDBOX_IDS));
     mounts.extend(runtime.shown.iter().filter(|path| is_kept(path)).map(|path| shown(path)));
     mounts
 }
 
-/// The files that name users and hosts inside. They list no user of the host; root has a name because
-/// it owns files of the runtime.
+/// The files that name users and hosts inside. They list no user of the host; root has a name
+/// because it owns files of the runtime.
 fn identity_files(Ids { uid, gid }: Ids) -> [Mount; 4] {
     let users = format!(
         "root:x:0:0:root:/root:/usr/sbin/nologin
@@ -210,8 +213,8 @@ nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
     .map(|(target, text)| Mount::File { target: target.into(), text: text.to_owned() })
 }
 
-/// The host paths that the policy opens, then those that it hides. Paths below a denied path are not
-/// opened.
+/// The host paths that the policy opens, then those that it hides. Paths below a denied path are
+/// not opened.
 fn policy_mounts(root: &Path, policy: &Policy, runtime: &Runtime) -> Vec<Mount> {
     let files = &policy.filesystem;
     let denied: Vec<_> = files.denied_paths.iter().map(|path| runtime.resolve(path)).collect();
@@ -221,7 +224,9 @@ fn policy_mounts(root: &Path, policy: &Policy, runtime: &Runtime) -> Vec<Mount> 
         let allowed = paths.filter(|path| !closed.covers(path));
         allowed.map(mount).collect::<Vec<_>>()
     };
-    let bind = |writable| move |path: PathBuf| Mount::Bind { source: path.clone(), target: path, writable };
+    let bind = |writable| {
+        move |path: PathBuf| Mount::Bind { source: path.clone(), target: path, writable }
+    };
     let layers = overlays_dir(root);
     let overlay = |path: PathBuf| Mount::Overlay {
         source: path.clone(),
@@ -249,7 +254,8 @@ impl FilesystemPolicy {
     }
 }
 
-/// The mounts of the volumes of a policy. Their sources are only names: see [`Plan::with_volumes`](crate::Plan::with_volumes).
+/// The mounts of the volumes of a policy. Their sources are only names: see
+/// [`Plan::with_volumes`](crate::Plan::with_volumes).
 fn volume_mounts(root: &Path, files: &FilesystemPolicy) -> Vec<Mount> {
     let layers = overlays_dir(root);
     let mount = |one: &VolumeMount| Mount::Volume {
@@ -295,10 +301,18 @@ impl fmt::Display for Mount {
             }
             Self::Runtime { .. } => write!(f, "{target} read-only, private view of the host's"),
             Self::Overlay { source, .. } => {
-                write!(f, "{target} read-write from {}, changes stay in the session", source.display())
+                write!(
+                    f,
+                    "{target} read-write from {}, changes stay in the session",
+                    source.display()
+                )
             }
             Self::Transaction { source, .. } => {
-                write!(f, "{target} read-write from {}, changes are applied or dropped", source.display())
+                write!(
+                    f,
+                    "{target} read-write from {}, changes are applied or dropped",
+                    source.display()
+                )
             }
             Self::Volume { source, mode, .. } => {
                 let name = source.file_name().unwrap_or_default();

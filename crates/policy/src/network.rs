@@ -1,4 +1,5 @@
-//! The network mode of a run, what needs an approval, and a guess whether a command needs a network.
+//! The network mode of a run, what needs an approval, and a guess whether a command needs a
+//! network.
 
 use codelia_types::NetworkMode;
 
@@ -34,8 +35,8 @@ impl NetworkApproval {
 }
 
 impl NetworkPolicy {
-    /// The network of a run: the tightest of what it requests and of the mode of this policy. Without
-    /// a request, a policy's `proxy` takes effect; its `host` only permits that mode.
+    /// The network of a run: the tightest of what it requests and of the mode of this policy.
+    /// Without a request, a policy's `proxy` takes effect; its `host` only permits that mode.
     #[must_use]
     pub fn effective_mode(&self, requested: Option<NetworkMode>) -> NetworkMode {
         match (requested, self.mode) {
@@ -54,11 +55,17 @@ impl NetworkPolicy {
             ("policy.network.blocked_hosts", !self.blocked_hosts.is_empty()),
             ("policy.network.allowed_ports", self.allowed_ports.is_some()),
             ("policy.network.max_connections", self.max_connections.is_some()),
-            ("policy.network.max_connections_per_second", self.max_connections_per_second.is_some()),
+            (
+                "policy.network.max_connections_per_second",
+                self.max_connections_per_second.is_some(),
+            ),
             ("policy.network.max_sent_bytes", self.max_sent_bytes.is_some()),
             ("policy.network.max_received_bytes", self.max_received_bytes.is_some()),
             ("policy.network.idle_timeout", self.idle_timeout.is_some()),
-            ("policy.network.credentials", self.credentials.as_ref().is_some_and(|names| !names.is_empty())),
+            (
+                "policy.network.credentials",
+                self.credentials.as_ref().is_some_and(|names| !names.is_empty()),
+            ),
         ];
         fields.into_iter().find_map(|(field, is_set)| is_set.then_some(field))
     }
@@ -94,10 +101,13 @@ const NETWORK_PROGRAMS: [(&str, &[&str]); 18] = [
 pub fn predicts_network(argv: &[String]) -> bool {
     // The arguments too, because shells get their commands as one.
     let is_separator = |c: char| c.is_whitespace() || ";&|()'\"`$".contains(c);
-    let mut words = argv.iter().flat_map(|word| word.split(is_separator)).filter(|word| !word.is_empty());
+    let mut words =
+        argv.iter().flat_map(|word| word.split(is_separator)).filter(|word| !word.is_empty());
     while let Some(word) = words.next() {
         let program = word.rsplit('/').next().unwrap_or(word);
-        let Some((_, verbs)) = NETWORK_PROGRAMS.iter().find(|(name, _)| *name == program) else { continue };
+        let Some((_, verbs)) = NETWORK_PROGRAMS.iter().find(|(name, _)| *name == program) else {
+            continue;
+        };
         if verbs.is_empty() || words.clone().take(4).any(|next| verbs.contains(&next)) {
             return true;
         }
@@ -138,7 +148,8 @@ mod tests {
 
     #[test]
     fn operator_decides_on_proxy_but_not_alone_on_host() {
-        let needed = |mode, default, network| NetworkApproval::needed(&policy(mode), default, network);
+        let needed =
+            |mode, default, network| NetworkApproval::needed(&policy(mode), default, network);
         for mode in [None, Some(Off), Some(Proxy), Some(Host)] {
             for default in [None, Some(Off), Some(Proxy), Some(Host)] {
                 assert_eq!(needed(mode, default, Off), None);
@@ -151,7 +162,9 @@ mod tests {
 
     #[test]
     fn network_need_is_guessed_from_command() {
-        let guess = |argv: &[&str]| predicts_network(&argv.iter().map(|&s| s.to_owned()).collect::<Vec<_>>());
+        let guess = |argv: &[&str]| {
+            predicts_network(&argv.iter().map(|&s| s.to_owned()).collect::<Vec<_>>())
+        };
         for argv in [
             &["curl", "https://example.com"][..],
             &["/usr/bin/git", "clone", "https://example.com/a"],
@@ -162,7 +175,9 @@ mod tests {
         ] {
             assert!(guess(argv), "{argv:?}");
         }
-        for argv in [&[][..], &["true"], &["git", "status"], &["cargo", "test"], &["echo", "network"]] {
+        for argv in
+            [&[][..], &["true"], &["git", "status"], &["cargo", "test"], &["echo", "network"]]
+        {
             assert!(!guess(argv), "{argv:?}");
         }
     }

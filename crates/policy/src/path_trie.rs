@@ -3,7 +3,8 @@
 use std::{collections::HashMap, ffi::OsStr, iter, path::Path};
 
 /// Values by path. A lookup takes time linear in the length of the path, whatever the number of
-/// values. Paths compare by component, as in [`Path::starts_with`]: `/a` contains `/a/b`, not `/ab`.
+/// values. Paths compare by component, as in [`Path::starts_with`]: `/a` contains `/a/b`, not
+/// `/ab`.
 #[derive(Debug)]
 pub struct PathTrie<'a, V> {
     /// The node of each component, by the node of its parent.

@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Ceilings, EnvironmentPolicy, Format, LimitsRequest, ParseError, Policy, PolicyError, format};
+use crate::{
+    Ceilings, EnvironmentPolicy, Format, LimitsRequest, ParseError, Policy, PolicyError, format,
+};
 
 /// Maximum number of profiles of an installation.
 const MAX_PROFILES: usize = 100;
@@ -47,8 +49,8 @@ pub struct SessionProfile {
 }
 
 impl SessionProfile {
-    /// Adds its variables to those of a run. A variable that the run sets, also as a secret one, keeps its
-    /// value; one that the policy does not allow is left out.
+    /// Adds its variables to those of a run. A variable that the run sets, also as a secret one,
+    /// keeps its value; one that the policy does not allow is left out.
     pub fn add_env(
         &self,
         env: &mut BTreeMap<String, String>,
@@ -81,7 +83,9 @@ impl From<ParseError> for ProfileError {
     fn from(error: ParseError) -> Self {
         match error {
             ParseError::Field { field, message } => Self { field, message },
-            ParseError::TooLarge(error) => Self { field: String::new(), message: error.to_string() },
+            ParseError::TooLarge(error) => {
+                Self { field: String::new(), message: error.to_string() }
+            }
         }
     }
 }
@@ -122,7 +126,10 @@ impl Profile {
         };
         let length = profile.description.len();
         if !(1..=MAX_DESCRIPTION).contains(&length) || profile.description.contains(['\n', '\0']) {
-            return fail("description", format!("must be one line of 1 to {MAX_DESCRIPTION} bytes"));
+            return fail(
+                "description",
+                format!("must be one line of 1 to {MAX_DESCRIPTION} bytes"),
+            );
         }
         profile.policy.validate(ceilings)?;
         profile.check_env()?;
@@ -132,7 +139,10 @@ impl Profile {
 
     fn check_env(&self) -> Result<(), ProfileError> {
         if self.env.len() > MAX_VARIABLES {
-            return fail("env", format!("has {} variables, maximum is {MAX_VARIABLES}", self.env.len()));
+            return fail(
+                "env",
+                format!("has {} variables, maximum is {MAX_VARIABLES}", self.env.len()),
+            );
         }
         let is_valid = |(name, value): (&String, &String)| {
             let is_short = name.len() + value.len() <= MAX_VARIABLE;
@@ -141,7 +151,9 @@ impl Profile {
         match self.env.iter().find(|variable| !is_valid(*variable)) {
             Some((name, _)) => fail(
                 format!("env.{name}"),
-                format!("must have a name without `=`, no null byte and at most {MAX_VARIABLE} bytes"),
+                format!(
+                    "must have a name without `=`, no null byte and at most {MAX_VARIABLE} bytes"
+                ),
             ),
             None => Ok(()),
         }
@@ -186,7 +198,8 @@ impl Profiles {
     /// # Errors
     /// The name is not valid, or there are too many.
     pub fn insert(&mut self, name: &str, profile: Profile) -> Result<(), ProfileError> {
-        let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        let is_plain =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         if !(1..=MAX_NAME).contains(&name.len()) || !name.bytes().all(is_plain) {
             return fail("", format!("the name {name:?} must match `[a-z0-9-]{{1,{MAX_NAME}}}`"));
         }
@@ -228,7 +241,8 @@ mod tests {
         let profiles = Profiles::built_in().unwrap();
         assert_eq!(profiles.names(), "cargo, node, python, shell");
         let cargo = profiles.get("cargo").unwrap();
-        let sizes: Vec<_> = cargo.policy.layout.directories.iter().map(|one| one.max_bytes).collect();
+        let sizes: Vec<_> =
+            cargo.policy.layout.directories.iter().map(|one| one.max_bytes).collect();
         assert_eq!(sizes, [None, Some(5 << 30), Some(100 << 20), None]);
         assert_eq!(cargo.limits.disk_bytes, Some(10 << 30));
     }
@@ -253,7 +267,8 @@ mod tests {
 
     #[test]
     fn variables_of_the_run_win() {
-        let variables = [("A", "1"), ("B", "2"), ("C", "3")].map(|(name, value)| (name.into(), value.into()));
+        let variables =
+            [("A", "1"), ("B", "2"), ("C", "3")].map(|(name, value)| (name.into(), value.into()));
         let profile = SessionProfile { name: "x".into(), env: variables.into() };
         let with = |policy: &EnvironmentPolicy| {
             let mut env = BTreeMap::from([("A".to_owned(), "own".to_owned())]);

@@ -15,12 +15,13 @@ pub struct RunSpec {
     pub command: CommandSpec,
     /// The mode to execute it in.
     pub mode: Mode,
-    /// The network that the run was admitted with; its policy may be tighter. `None` in mode `logical`
-    /// unless it was requested.
+    /// The network that the run was admitted with; its policy may be tighter. `None` in mode
+    /// `logical` unless it was requested.
     pub network: Option<NetworkMode>,
     /// The limits that the run is held to.
     pub limits: Limits,
-    /// The limits that the caller or a policy requested. Each must be enforced, or the run is refused.
+    /// The limits that the caller or a policy requested. Each must be enforced, or the run is
+    /// refused.
     #[serde(rename = "asked")]
     pub requested_limits: LimitsRequest,
     /// The effective policy: the run's, merged into the session's.
@@ -43,8 +44,8 @@ pub struct RunTool {
     pub id: ToolId,
     /// The version of its declaration.
     pub version: i64,
-    /// The isolation that the run gets in an isolating mode: less than [`IsolationLevel::Full`] only if an
-    /// operator approved it.
+    /// The isolation that the run gets in an isolating mode: less than [`IsolationLevel::Full`]
+    /// only if an operator approved it.
     pub level: IsolationLevel,
 }
 

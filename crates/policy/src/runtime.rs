@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 /// Top-level directories with programs and libraries, in addition to `/usr`.
 const TOP_LEVEL: [&str; 6] = ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
 
-/// Paths of `/etc` that programs need and that reveal nothing about the host's users or services. The
-/// list is short because each path costs every sandbox a mount.
+/// Paths of `/etc` that programs need and that reveal nothing about the host's users or services.
+/// The list is short because each path costs every sandbox a mount.
 const ETC: [&str; 11] = [
     "/etc/alternatives",
     "/etc/java",
@@ -53,8 +53,8 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Detects the runtime of a host. `etc` lists the entries of its `/etc`; `look` returns what a path
-    /// is, or `None` if it does not exist.
+    /// Detects the runtime of a host. `etc` lists the entries of its `/etc`; `look` returns what a
+    /// path is, or `None` if it does not exist.
     #[must_use]
     pub fn detect(etc: &[PathBuf], look: impl Fn(&Path) -> Option<PathKind>) -> Self {
         let has_version = |path: &&PathBuf| {
@@ -63,7 +63,8 @@ impl Runtime {
         };
         let known = TOP_LEVEL.iter().chain(&ETC).map(PathBuf::from);
         let resolver = Path::new(RESOLVER);
-        let mut runtime = Self { resolver: look(resolver).map(|_| resolver.to_owned()), ..Self::default() };
+        let mut runtime =
+            Self { resolver: look(resolver).map(|_| resolver.to_owned()), ..Self::default() };
         for path in known.chain(etc.iter().filter(has_version).cloned()) {
             match look(&path) {
                 Some(PathKind::Symlink(to)) if destination(&path, &to).starts_with("/usr") => {
@@ -118,15 +119,18 @@ mod tests {
 
     #[test]
     fn symlinks_into_usr_are_kept() {
-        let runtime =
-            Runtime::detect(&["/etc/java-17".into(), "/etc/shadow".into()], |path| match path.to_str()? {
+        let runtime = Runtime::detect(&["/etc/java-17".into(), "/etc/shadow".into()], |path| {
+            match path.to_str()? {
                 "/bin" => Some(PathKind::Symlink("usr/bin".into())),
                 "/lib" => Some(PathKind::Symlink("/opt/lib".into())),
                 "/etc/os-release" => Some(PathKind::Symlink("../usr/lib/os-release".into())),
                 "/etc/localtime" => Some(PathKind::Symlink("../usr/../var/zone".into())),
-                "/sbin" | "/etc/java-17" | "/etc/shadow" | "/etc/services" => Some(PathKind::FileOrDirectory),
+                "/sbin" | "/etc/java-17" | "/etc/shadow" | "/etc/services" => {
+                    Some(PathKind::FileOrDirectory)
+                }
                 _ => None,
-            });
+            }
+        });
         let links = [("/bin", "usr/bin"), ("/etc/os-release", "../usr/lib/os-release")];
         assert_eq!(runtime.links, links.map(|(link, to)| (link.into(), to.into())));
         let shown = ["/sbin", "/lib", "/etc/localtime", "/etc/services", "/etc/java-17"];

@@ -1,6 +1,6 @@
-//! Scopes of policies between the installation and a session: organisation, then project, then user.
-//! A lower scope only tightens, except for fields that an upper one delegates. Nothing exceeds the
-//! policy of the installation.
+//! Scopes of policies between the installation and a session: organisation, then project, then
+//! user. A lower scope only tightens, except for fields that an upper one delegates. Nothing
+//! exceeds the policy of the installation.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt, str::FromStr};
 
@@ -46,10 +46,10 @@ impl FromStr for PolicyScope {
     type Err = UnknownValue;
 
     fn from_str(text: &str) -> Result<Self, UnknownValue> {
-        Self::ALL
-            .into_iter()
-            .find(|scope| scope.as_str() == text)
-            .ok_or_else(|| UnknownValue { value: text.to_owned(), allowed: "organisation, project, user" })
+        Self::ALL.into_iter().find(|scope| scope.as_str() == text).ok_or_else(|| UnknownValue {
+            value: text.to_owned(),
+            allowed: "organisation, project, user",
+        })
     }
 }
 
@@ -62,8 +62,9 @@ impl Policy {
 
     /// The fields that this policy delegates and the lower one sets.
     fn delegated_to(&self, lower: &Self) -> Vec<String> {
-        let is_set =
-            |path: &&String| Field::find_delegable(path).is_some_and(|field| field.value(lower).is_set());
+        let is_set = |path: &&String| {
+            Field::find_delegable(path).is_some_and(|field| field.value(lower).is_set())
+        };
         self.delegate.iter().filter(is_set).cloned().collect()
     }
 
@@ -85,7 +86,9 @@ impl Policy {
     /// Names the first field that is not valid.
     pub fn validate_scope(&self, ceilings: &Ceilings) -> Result<(), PolicyError> {
         self.check_size()?;
-        if let Some(at) = self.delegate.iter().position(|path| Field::find_delegable(path).is_none()) {
+        if let Some(at) =
+            self.delegate.iter().position(|path| Field::find_delegable(path).is_none())
+        {
             let delegable: Vec<_> = Field::delegable().map(|field| field.path).collect();
             return fail(
                 format!("delegate[{at}]"),
@@ -107,7 +110,9 @@ impl Policy {
         organisation: Option<&Self>,
         network: Option<NetworkMode>,
     ) -> Result<(), PolicyError> {
-        let Some(organisation) = organisation else { return self.check_tenant(installation, network) };
+        let Some(organisation) = organisation else {
+            return self.check_tenant(installation, network);
+        };
         let above = installation.merge(&organisation.without(&organisation.delegated_to(self)));
         self.check_tenant(&above, network)
     }
@@ -169,7 +174,12 @@ impl Scopes<'_> {
 
     /// What these scopes decided about a session of a project with this policy.
     #[must_use]
-    pub fn decided(&self, installation: &Policy, session: &Policy, project: Option<String>) -> SessionScopes {
+    pub fn decided(
+        &self,
+        installation: &Policy,
+        session: &Policy,
+        project: Option<String>,
+    ) -> SessionScopes {
         let Some(lower) = self.below_organisation() else { return SessionScopes::default() };
         let fields = |scopes: Self| scopes.effective(installation).set_fields();
         let organisation = fields(Self { organisation: self.organisation, ..Self::default() });
@@ -178,12 +188,16 @@ impl Scopes<'_> {
         let source = |field: String, value| {
             let (is_scoped, is_above) =
                 (all.get(&field) == Some(&value), organisation.get(&field) == Some(&value));
-            let source = if projects.get(&field) == Some(&value) { Source::Project } else { Source::User };
+            let source =
+                if projects.get(&field) == Some(&value) { Source::Project } else { Source::User };
             (is_scoped && !is_above).then_some((field, source))
         };
         SessionScopes {
             project,
-            delegated: self.organisation.map(|upper| upper.delegated_to(&lower)).unwrap_or_default(),
+            delegated: self
+                .organisation
+                .map(|upper| upper.delegated_to(&lower))
+                .unwrap_or_default(),
             sources: session
                 .set_fields()
                 .into_iter()
@@ -208,17 +222,24 @@ mod tests {
     #[test]
     fn delegated_field_has_the_value_of_the_lower_scope() {
         let installation = parse("resources: {max_memory_bytes: 100}");
-        let delegating = parse("resources: {max_memory_bytes: 10}\ndelegate: [resources.max_memory_bytes]");
+        let delegating =
+            parse("resources: {max_memory_bytes: 10}\ndelegate: [resources.max_memory_bytes]");
         let strict = parse("resources: {max_memory_bytes: 10}");
-        let (more, most) =
-            (parse("resources: {max_memory_bytes: 50}"), parse("resources: {max_memory_bytes: 900}"));
+        let (more, most) = (
+            parse("resources: {max_memory_bytes: 50}"),
+            parse("resources: {max_memory_bytes: 900}"),
+        );
         let effective = |organisation, project, user| {
             let scopes = Scopes { organisation, project, user };
             memory(&scopes.effective(&installation))
         };
         assert_eq!(effective(Some(&strict), Some(&more), None), Some(10));
         assert_eq!(effective(Some(&delegating), Some(&more), None), Some(50));
-        assert_eq!(effective(Some(&delegating), Some(&most), None), Some(100), "within the installation");
+        assert_eq!(
+            effective(Some(&delegating), Some(&most), None),
+            Some(100),
+            "within the installation"
+        );
         // The delegation reaches the user unless the project sets the field.
         assert_eq!(effective(Some(&delegating), None, Some(&more)), Some(50));
         assert_eq!(effective(Some(&delegating), Some(&strict), Some(&more)), Some(10));
@@ -229,8 +250,9 @@ mod tests {
 
     #[test]
     fn only_some_fields_can_be_delegated() {
-        let field =
-            |text: &str| parse(text).validate_scope(&Ceilings::default()).map_err(|error| error.field);
+        let field = |text: &str| {
+            parse(text).validate_scope(&Ceilings::default()).map_err(|error| error.field)
+        };
         assert_eq!(field("delegate: [process.debug]"), Ok(()));
         assert_eq!(field("delegate: [process.debug, network.mode]"), Err("delegate[1]".into()));
         assert_eq!(field("delegate: [filesystem.denied_paths]"), Err("delegate[0]".into()));
@@ -258,17 +280,27 @@ mod tests {
     #[test]
     fn session_knows_which_scope_set_a_value() {
         let installation = Policy::installation();
-        let organisation =
-            parse("process: {allow_fork: false, max_processes: 9}\ndelegate: [process.max_processes]");
-        let project = parse("process: {max_processes: 20}\nresources: {max_open_files: 5, max_threads: 7}");
+        let organisation = parse(
+            "process: {allow_fork: false, max_processes: 9}\ndelegate: [process.max_processes]",
+        );
+        let project =
+            parse("process: {max_processes: 20}\nresources: {max_open_files: 5, max_threads: 7}");
         let user = parse("resources: {max_threads: 6}");
-        let scopes = Scopes { organisation: Some(&organisation), project: Some(&project), user: Some(&user) };
-        let session = scopes.effective(&installation).merge(&parse("resources: {max_open_files: 4}"));
+        let scopes = Scopes {
+            organisation: Some(&organisation),
+            project: Some(&project),
+            user: Some(&user),
+        };
+        let session =
+            scopes.effective(&installation).merge(&parse("resources: {max_open_files: 4}"));
         let decided = scopes.decided(&installation, &session, Some("web".into()));
         assert_eq!(decided.delegated, ["process.max_processes"]);
         let source = |field: &str| decided.sources.get(field).copied();
         assert_eq!(source("process.max_processes"), Some(Source::Project));
         assert_eq!(source("resources.max_threads"), Some(Source::User));
-        assert_eq!((source("process.allow_fork"), source("resources.max_open_files")), (None, None));
+        assert_eq!(
+            (source("process.allow_fork"), source("resources.max_open_files")),
+            (None, None)
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Paths of secrets on a host. They stay hidden even if a policy opens a directory that contains them.
+//! Paths of secrets on a host. They stay hidden even if a policy opens a directory that contains
+//! them.
 
 use std::path::{Path, PathBuf};
 
@@ -41,8 +42,8 @@ const HOST_SECRETS: [&str; 7] = [
     "/etc/kubernetes",
 ];
 
-/// The same below `/run`, which has a second name. `user` holds the sockets of users: those of rootless
-/// engines, of agents with keys, of the desktop.
+/// The same below `/run`, which has a second name. `user` holds the sockets of users: those of
+/// rootless engines, of agents with keys, of the desktop.
 const RUN_SECRETS: [&str; 10] = [
     "secrets",
     "user",
@@ -69,20 +70,23 @@ pub fn home_dirs(passwd: &str) -> Vec<PathBuf> {
 /// The paths to hide if these paths are opened: the secrets below them, and opened paths that are
 /// secrets or below one.
 ///
-/// A policy cannot open a secret by naming it, because a caller's policy may name any path below what
-/// the installation opens.
+/// A policy cannot open a secret by naming it, because a caller's policy may name any path below
+/// what the installation opens.
 pub(crate) fn within(opened: &[PathBuf], homes: &[PathBuf]) -> Vec<PathBuf> {
     // Most policies open nothing, and each run has a plan.
     if opened.is_empty() {
         return Vec::new();
     }
     let user_secrets = homes.iter().flat_map(|home| USER_SECRETS.map(|name| home.join(name)));
-    let run =
-        ["/run", "/var/run"].into_iter().flat_map(|run| RUN_SECRETS.map(|name| Path::new(run).join(name)));
+    let run = ["/run", "/var/run"]
+        .into_iter()
+        .flat_map(|run| RUN_SECRETS.map(|name| Path::new(run).join(name)));
     let secrets: Vec<_> = user_secrets.chain(HOST_SECRETS.map(PathBuf::from)).chain(run).collect();
-    let (mounted, secret): (PathTrie<_>, PathTrie<_>) = (opened.iter().collect(), secrets.iter().collect());
+    let (mounted, secret): (PathTrie<_>, PathTrie<_>) =
+        (opened.iter().collect(), secrets.iter().collect());
     let below = secrets.iter().filter(|secret| mounted.covers(secret));
-    let mut hidden: Vec<_> = below.chain(opened.iter().filter(|path| secret.covers(path))).cloned().collect();
+    let mut hidden: Vec<_> =
+        below.chain(opened.iter().filter(|path| secret.covers(path))).cloned().collect();
     hidden.sort();
     hidden.dedup();
     hidden
@@ -106,7 +110,8 @@ mod tests {
     fn secrets_below_opened_paths_are_hidden() {
         let found = within(&paths(&["/home"]), &paths(&["/home/ann", "/root"]));
         assert!(
-            found.contains(&"/home/ann/.ssh".into()) && found.contains(&"/home/ann/.config/gcloud".into())
+            found.contains(&"/home/ann/.ssh".into())
+                && found.contains(&"/home/ann/.config/gcloud".into())
         );
         assert!(found.iter().all(|path| path.starts_with("/home/ann")), "{found:?}");
     }
@@ -114,7 +119,9 @@ mod tests {
     #[test]
     fn engine_sockets_are_hidden_under_both_names() {
         let found = within(&paths(&["/run", "/var/run/user/1000/docker.sock"]), &[]);
-        for hidden in ["/run/docker.sock", "/run/user", "/run/podman", "/var/run/user/1000/docker.sock"] {
+        for hidden in
+            ["/run/docker.sock", "/run/user", "/run/podman", "/var/run/user/1000/docker.sock"]
+        {
             assert!(found.contains(&hidden.into()), "{hidden}: {found:?}");
         }
     }

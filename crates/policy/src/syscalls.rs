@@ -152,15 +152,15 @@ const HOSTILE: &[&str] = &[
     "finit_module", "delete_module", "reboot",
 ];
 
-/// Calls that an escape needs and that some ordinary programs try: debuggers, browsers, container tools,
-/// asynchronous runtimes. Of `clone`, only the flags for namespaces are blocked.
+/// Calls that an escape needs and that some ordinary programs try: debuggers, browsers, container
+/// tools, asynchronous runtimes. Of `clone`, only the flags for namespaces are blocked.
 #[rustfmt::skip]
 const DANGEROUS: &[&str] = &[
     "ptrace", "perf_event_open", "userfaultfd", "io_uring_setup", "chroot", "unshare", "clone", "clone3", "keyctl",
 ];
 
-/// What `LEVEL_1` allows in addition: calls that are not needed by most programs, and neither leave the
-/// sandbox nor change the host. All of them are in [`NEVER`].
+/// What `LEVEL_1` allows in addition: calls that are not needed by most programs, and neither leave
+/// the sandbox nor change the host. All of them are in [`NEVER`].
 #[rustfmt::skip]
 const PROCESS_LEVEL: &[&str] = &[
     "name_to_handle_at", "statmount", "listmount", "memfd_secret", "ustat", "sysfs", "remap_file_pages",
@@ -169,8 +169,8 @@ const PROCESS_LEVEL: &[&str] = &[
     "lsm_list_modules", "setxattrat", "getxattrat", "listxattrat", "removexattrat", "file_getattr",
 ];
 
-/// The names of the system calls that `LEVEL_1` allows: those of the default list and all others that
-/// are not dangerous.
+/// The names of the system calls that `LEVEL_1` allows: those of the default list and all others
+/// that are not dangerous.
 #[must_use]
 pub fn allowed_at_process_level(debug: bool) -> Arc<[String]> {
     static LISTS: LazyLock<[Arc<[String]>; 2]> =
@@ -188,7 +188,14 @@ pub fn allowed(debug: bool) -> Arc<[String]> {
 
 fn default_names(debug: bool, others: &[&str]) -> Arc<[String]> {
     let debug = if debug { DEBUG } else { &[] };
-    ALLOWED.iter().copied().flatten().chain(debug).chain(others).map(|&name| name.to_owned()).collect()
+    ALLOWED
+        .iter()
+        .copied()
+        .flatten()
+        .chain(debug)
+        .chain(others)
+        .map(|&name| name.to_owned())
+        .collect()
 }
 
 /// Whether a system call is allowed by default.

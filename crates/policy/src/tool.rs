@@ -28,11 +28,12 @@ pub struct ToolDeclaration {
     /// Programs, by name or absolute path. A command that starts with one belongs to the tool.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub executables: Vec<String>,
-    /// Words for program and arguments, separated by spaces. `*` stands for any text within one of them, `**`
-    /// as the last word for any further arguments.
+    /// Words for program and arguments, separated by spaces. `*` stands for any text within one of
+    /// them, `**` as the last word for any further arguments.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command_pattern: Option<String>,
-    /// Tightens the policy of the session. Its isolation level is that of the tool; without one, `LEVEL_2`.
+    /// Tightens the policy of the session. Its isolation level is that of the tool; without one,
+    /// `LEVEL_2`.
     pub policy: Policy,
     /// Whether its runs change files only if they succeed, whatever their caller says.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -111,7 +112,8 @@ impl ToolDeclaration {
     /// # Errors
     /// Names the first field that is not valid.
     pub fn validate(&self, ceilings: &Ceilings) -> Result<(), ToolError> {
-        if self.owner.trim().is_empty() || self.owner.len() > MAX_OWNER || self.owner.contains('\0') {
+        if self.owner.trim().is_empty() || self.owner.len() > MAX_OWNER || self.owner.contains('\0')
+        {
             return fail("owner", format!("must have 1 to {MAX_OWNER} bytes and no null byte"));
         }
         if self.executables.is_empty() && self.command_pattern.is_none() {
@@ -142,7 +144,8 @@ impl ToolDeclaration {
             );
         }
         let is_valid = |program: &String| {
-            let has_form = !program.contains('/') || program.starts_with('/') && !program.contains("/..");
+            let has_form =
+                !program.contains('/') || program.starts_with('/') && !program.contains("/..");
             has_form && (1..=MAX_EXECUTABLE).contains(&program.len()) && !program.contains('\0')
         };
         match self.executables.iter().position(|program| !is_valid(program)) {
@@ -178,7 +181,9 @@ fn check_pattern(pattern: &str) -> Result<(), ToolError> {
     if words[0].contains('*') {
         return fail(FIELD, "must begin with a program without `*`");
     }
-    if others.iter().any(|word| word.contains(ANY_MORE)) || *last != ANY_MORE && last.contains(ANY_MORE) {
+    if others.iter().any(|word| word.contains(ANY_MORE))
+        || *last != ANY_MORE && last.contains(ANY_MORE)
+    {
         return fail(FIELD, "`**` must be the last word");
     }
     if words.iter().any(|word| word.matches('*').count() > MAX_STARS) {
@@ -200,8 +205,8 @@ fn matches(pattern: &str, argv: &[String]) -> bool {
     arguments.next().is_none()
 }
 
-/// The text before the first star is at the start, that after the last at the end. What is between is
-/// found from left to right: the leftmost occurrence leaves the most for the rest.
+/// The text before the first star is at the start, that after the last at the end. What is between
+/// is found from left to right: the leftmost occurrence leaves the most for the rest.
 fn matches_word(word: &str, argument: &str) -> bool {
     let mut parts = word.split('*');
     let first = parts.next().unwrap_or_default();
@@ -240,12 +245,16 @@ mod tests {
     #[test]
     fn command_belongs_by_program_or_pattern() {
         let black = tool(&["black", "/usr/bin/black"], None);
-        assert!(black.matches(&argv(&["black", "-q"])) && black.matches(&argv(&["/usr/bin/black"])));
+        assert!(
+            black.matches(&argv(&["black", "-q"])) && black.matches(&argv(&["/usr/bin/black"]))
+        );
         assert!(!black.matches(&argv(&["./black"])) && !black.matches(&argv(&["sh", "black"])));
         let log = tool(&[], Some("git log --*=*.rs **"));
         assert!(log.matches(&argv(&["git", "log", "--path=a.rs"])));
         assert!(log.matches(&argv(&["git", "log", "--path=a.rs", "x", "y"])));
-        for other in [&["git"][..], &["git", "log"], &["git log", "--p=a.rs"], &["git", "log", "--p=a.py"]] {
+        for other in
+            [&["git"][..], &["git", "log"], &["git log", "--p=a.rs"], &["git", "log", "--p=a.py"]]
+        {
             assert!(!log.matches(&argv(other)), "{other:?}");
         }
         assert!(!tool(&[], Some("git log")).matches(&argv(&["git", "log", "-p"])));
@@ -283,14 +292,20 @@ mod tests {
         assert_eq!(field(&tool(&[], None)), "executables");
         assert_eq!(field(&tool(&["a", "b/c"], None)), "executables[1]");
         assert_eq!(field(&tool(&["/a/../b"], None)), "executables[0]");
-        for pattern in ["", "a  b", "* a", "a ** b", "a x**", "a **x", "a ********* b", &"a".repeat(1001)] {
+        for pattern in
+            ["", "a  b", "* a", "a ** b", "a x**", "a **x", "a ********* b", &"a".repeat(1001)]
+        {
             assert_eq!(field(&tool(&[], Some(pattern))), "command_pattern", "{pattern}");
         }
-        let transactional =
-            |policy: Policy| field(&ToolDeclaration { transactional: true, policy, ..tool(&["a"], None) });
+        let transactional = |policy: Policy| {
+            field(&ToolDeclaration { transactional: true, policy, ..tool(&["a"], None) })
+        };
         assert_eq!(transactional(Policy::default()), "");
         let none = Some(IsolationLevel::None);
-        assert_eq!(transactional(Policy { isolation_level: none, ..Policy::default() }), "transactional");
+        assert_eq!(
+            transactional(Policy { isolation_level: none, ..Policy::default() }),
+            "transactional"
+        );
         let mut shared = Policy::default();
         shared.filesystem.read_write_paths = Some(vec!["/srv/shared".into()]);
         assert_eq!(transactional(shared), "transactional");
@@ -301,11 +316,12 @@ mod tests {
 
     #[test]
     fn document_names_the_bad_field() {
-        let text = "name: fmt\nowner: build\nexecutables: [black]\npolicy: {isolation_level: LEVEL_1}\n";
+        let text =
+            "name: fmt\nowner: build\nexecutables: [black]\npolicy: {isolation_level: LEVEL_1}\n";
         let document = ToolDocument::parse(text, Format::Yaml).unwrap();
         assert_eq!(document.into_declaration().level(), IsolationLevel::Process);
-        let error =
-            ToolDocument::parse("name: fmt\nowner: a\npolicy: {netwerk: {}}", Format::Yaml).unwrap_err();
+        let error = ToolDocument::parse("name: fmt\nowner: a\npolicy: {netwerk: {}}", Format::Yaml)
+            .unwrap_err();
         assert!(error.to_string().starts_with("policy.netwerk"), "{error}");
         assert_eq!(tool(&["a"], None).level(), IsolationLevel::Full, "nothing declared");
     }

@@ -4,8 +4,8 @@ use std::{fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// The user and group that own the files of volumes on the disk, if each session has a user of its own. In
-/// a sandbox they belong to the session's user.
+/// The user and group that own the files of volumes on the disk, if each session has a user of its
+/// own. In a sandbox they belong to the session's user.
 pub const VOLUME_OWNER: u32 = 65_534;
 
 /// The word for the limit of a volume in outcomes.
@@ -25,7 +25,9 @@ pub struct VolumeMount {
 }
 
 /// How a session mounts a volume.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeMode {
     /// The command only reads it.

@@ -1,21 +1,22 @@
-//! Properties of file calls: a policy allows them exactly what the mounts of a plan allow a command,
-//! and a lower policy never allows what a higher one denies.
+//! Properties of file calls: a policy allows them exactly what the mounts of a plan allow a
+//! command, and a lower policy never allows what a higher one denies.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 use std::path::{Path, PathBuf};
 
 use codelia_policy::{
-    Ceilings, FileAccess, FilesystemPolicy, Format, HostInfo, Ids, Limits, LimitsRequest, Mount, Plan,
-    PlanTarget, Policy, RunSpec,
+    Ceilings, FileAccess, FilesystemPolicy, Format, HostInfo, Ids, Limits, LimitsRequest, Mount,
+    Plan, PlanTarget, Policy, RunSpec,
 };
 use codelia_types::{CommandSpec, Mode, RunId, SessionId};
 use proptest::{collection::vec, option::of, prelude::*, sample::select};
 
 /// Paths in the workspace with few names and depths, so that they overlap.
 fn path() -> impl Strategy<Value = PathBuf> {
-    vec(select(vec!["a", "b", "ab"]), 0..4)
-        .prop_map(|names| [Path::new("/workspace")].into_iter().chain(names.iter().map(Path::new)).collect())
+    vec(select(vec!["a", "b", "ab"]), 0..4).prop_map(|names| {
+        [Path::new("/workspace")].into_iter().chain(names.iter().map(Path::new)).collect()
+    })
 }
 
 fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
@@ -45,8 +46,11 @@ fn plan(filesystem: &FilesystemPolicy) -> Option<Plan> {
         transaction: None,
     };
     let ids = Ids { uid: 1, gid: 1 };
-    let target =
-        PlanTarget { sandbox: RunId::generate(), session: SessionId::generate(), root: "/session".into() };
+    let target = PlanTarget {
+        sandbox: RunId::generate(),
+        session: SessionId::generate(),
+        root: "/session".into(),
+    };
     Plan::isolated(target, &spec, &HostInfo::fully_capable(), ids).ok()
 }
 

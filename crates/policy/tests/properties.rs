@@ -1,5 +1,5 @@
-//! Properties of every policy: parsing never panics, merging only tightens and is associative, and a
-//! plan grants nothing that its policy does not.
+//! Properties of every policy: parsing never panics, merging only tightens and is associative, and
+//! a plan grants nothing that its policy does not.
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
@@ -7,10 +7,10 @@ use std::{path::PathBuf, time::Duration};
 
 use codelia_policy::{
     Ceilings, CommandPolicy, ContainerPolicy, EgressDecision, EgressRules, EnvironmentMode,
-    EnvironmentPolicy, Field, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids, IsolationLevel,
-    LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, Mount, NetworkPolicy, Plan,
-    PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec, Scopes, SyscallMode, SyscallPolicy,
-    SyscallRules, VolumeMode, VolumeMount, syscalls,
+    EnvironmentPolicy, Field, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids,
+    IsolationLevel, LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, Mount,
+    NetworkPolicy, Plan, PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec, Scopes,
+    SyscallMode, SyscallPolicy, SyscallRules, VolumeMode, VolumeMount, syscalls,
 };
 use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
 use proptest::{option::of, prelude::*, sample::select};
@@ -18,7 +18,8 @@ use proptest::{option::of, prelude::*, sample::select};
 const FORMATS: [Format; 3] = [Format::Json, Format::Yaml, Format::Toml];
 
 fn paths() -> impl Strategy<Value = Vec<PathBuf>> {
-    let path = select(vec!["/opt", "/opt/a", "/opt/a/b", "/srv", "/srv/c", "/usr/share/doc", "/etc/ssl"]);
+    let path =
+        select(vec!["/opt", "/opt/a", "/opt/a/b", "/srv", "/srv/c", "/usr/share/doc", "/etc/ssl"]);
     prop::collection::vec(path.prop_map(PathBuf::from), 0..4)
 }
 
@@ -30,9 +31,18 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
     let sizes = (of(1..5u64), of(1..5u64), of(1..5u64));
     let volumes = of(prop::collection::vec(volume(), 0..3));
     (of(any::<bool>()), of(paths()), of(paths()), of(paths()), paths(), sizes, volumes).prop_map(
-        |(is_static, read_only_paths, read_write_paths, overlay_paths, denied_paths, sizes, volumes)| {
+        |(
+            is_static,
+            read_only_paths,
+            read_write_paths,
+            overlay_paths,
+            denied_paths,
+            sizes,
+            volumes,
+        )| {
             FilesystemPolicy {
-                mode: is_static.map(|it| if it { FilesystemMode::Static } else { FilesystemMode::Dynamic }),
+                mode: is_static
+                    .map(|it| if it { FilesystemMode::Static } else { FilesystemMode::Dynamic }),
                 read_only_paths,
                 read_write_paths,
                 overlay_paths,
@@ -104,8 +114,8 @@ fn network() -> impl Strategy<Value = NetworkPolicy> {
     let hosts = || words(HOST_PATTERNS);
     let limits = (of(1..4u32), of(1..4u32), of(1..4u64), of(1..4u64), of(1..4u64));
     let lists = (of(hosts()), of(hosts()), hosts(), of(prop::collection::vec(1..4u16, 0..3)));
-    (of(mode), lists, limits, of(words(&["a", "b"]))).prop_map(|(mode, lists, limits, credentials)| {
-        NetworkPolicy {
+    (of(mode), lists, limits, of(words(&["a", "b"]))).prop_map(
+        |(mode, lists, limits, credentials)| NetworkPolicy {
             mode,
             allowed_hosts: lists.0,
             ask_hosts: lists.1,
@@ -118,8 +128,8 @@ fn network() -> impl Strategy<Value = NetworkPolicy> {
             idle_timeout: limits.4.map(Duration::from_secs),
             credentials,
             executables: None,
-        }
-    })
+        },
+    )
 }
 
 /// What a policy permits a host, least first. A policy without a list of hosts leaves it to others.
@@ -132,7 +142,9 @@ fn permission(policy: &NetworkPolicy, host: &str) -> u8 {
     match rules.decide(host, 1) {
         EgressDecision::Allow(_) => 2,
         EgressDecision::Ask(_) => 1,
-        EgressDecision::Blocked(_) | EgressDecision::HostNotAllowed | EgressDecision::PortNotAllowed => 0,
+        EgressDecision::Blocked(_)
+        | EgressDecision::HostNotAllowed
+        | EgressDecision::PortNotAllowed => 0,
     }
 }
 
@@ -186,7 +198,8 @@ fn logging() -> impl Strategy<Value = LoggingPolicy> {
 
 fn layout() -> impl Strategy<Value = LayoutPolicy> {
     let path = || select(vec!["a", "a/b", "a-b", "c"]).prop_map(PathBuf::from);
-    let directory = (path(), of(1..4_u64)).prop_map(|(path, max_bytes)| LayoutDirectory { path, max_bytes });
+    let directory =
+        (path(), of(1..4_u64)).prop_map(|(path, max_bytes)| LayoutDirectory { path, max_bytes });
     let directories = prop::collection::vec(directory, 0..3).prop_map(|mut directories| {
         directories.sort();
         directories.dedup_by(|a, b| a.path == b.path);
@@ -203,7 +216,8 @@ fn layout() -> impl Strategy<Value = LayoutPolicy> {
 
 /// Boxed: several of them at once would not fit on the stack of a test.
 fn policies() -> BoxedStrategy<Policy> {
-    let level = of(select(vec![IsolationLevel::None, IsolationLevel::Process, IsolationLevel::Full]));
+    let level =
+        of(select(vec![IsolationLevel::None, IsolationLevel::Process, IsolationLevel::Full]));
     let rest = (environment_and_command(), logging(), layout());
     (level, filesystem(), process(), network(), resources(), syscall_policy(), rest)
         .prop_map(
@@ -265,8 +279,11 @@ fn spec(policy: Policy) -> RunSpec {
 }
 
 fn plan(policy: &Policy) -> Option<Plan> {
-    let target =
-        PlanTarget { sandbox: RunId::generate(), session: SessionId::generate(), root: "/session".into() };
+    let target = PlanTarget {
+        sandbox: RunId::generate(),
+        session: SessionId::generate(),
+        root: "/session".into(),
+    };
     let ids = Ids { uid: 1, gid: 1 };
     Plan::isolated(target, &spec(policy.clone()), &HostInfo::fully_capable(), ids).ok()
 }
@@ -292,16 +309,20 @@ fn opened(plan: &Plan) -> Vec<(&PathBuf, bool)> {
 fn is_tighter(upper: &Policy, merged: &Policy) -> Result<(), TestCaseError> {
     let (Some(wide), Some(narrow)) = (plan(upper), plan(merged)) else { return Ok(()) };
     for (path, writable) in opened(&narrow) {
-        let covered = opened(&wide).iter().any(|(upper, w)| path.starts_with(upper) && *w >= writable);
+        let covered =
+            opened(&wide).iter().any(|(upper, w)| path.starts_with(upper) && *w >= writable);
         prop_assert!(covered, "{path:?} is not open above");
     }
     for mount in &wide.mounts {
         let Mount::Hidden { target, even_if_absent } = mount else { continue };
         // A secret is hidden only if a path around or below it is open.
-        let seen =
-            opened(&narrow).iter().any(|(path, _)| target.starts_with(path) || path.starts_with(target));
+        let seen = opened(&narrow)
+            .iter()
+            .any(|(path, _)| target.starts_with(path) || path.starts_with(target));
         let hidden = narrow.mounts.iter().any(|other| match other {
-            Mount::Hidden { target: other, .. } => target.starts_with(other) || other.starts_with(target),
+            Mount::Hidden { target: other, .. } => {
+                target.starts_with(other) || other.starts_with(target)
+            }
             _ => false,
         });
         prop_assert!(hidden || (!even_if_absent && !seen), "{mount:?} is visible");
@@ -310,17 +331,23 @@ fn is_tighter(upper: &Policy, merged: &Policy) -> Result<(), TestCaseError> {
     prop_assert_eq!(&narrow.limits.within(&upper.caps()), &narrow.limits);
     let slower = |a: Option<u64>, b: Option<u64>| b.is_none_or(|b| a.is_some_and(|a| a <= b));
     prop_assert!(
-        slower(narrow.io.read_bytes, wide.io.read_bytes) && slower(narrow.io.writes, wide.io.writes)
+        slower(narrow.io.read_bytes, wide.io.read_bytes)
+            && slower(narrow.io.writes, wide.io.writes)
     );
     prop_assert!(
         wide.cpus.iter().flatten().count() == 0
-            || narrow.cpus.iter().flatten().all(|cpu| wide.cpus.iter().flatten().any(|own| own == cpu))
+            || narrow.cpus.iter().flatten().all(|cpu| wide
+                .cpus
+                .iter()
+                .flatten()
+                .any(|own| own == cpu))
     );
     if let Some(wide) = &wide.layout {
         let narrow = narrow.layout.as_ref().unwrap();
         prop_assert!(narrow.writable <= wide.writable && narrow.executable <= wide.executable);
-        let is_open =
-            |path: &PathBuf| wide.mounts.iter().any(|own| own.writable && path.starts_with(&own.path));
+        let is_open = |path: &PathBuf| {
+            wide.mounts.iter().any(|own| own.writable && path.starts_with(&own.path))
+        };
         let mut writable = narrow.mounts.iter().filter(|mount| mount.writable);
         prop_assert!(wide.writable || writable.all(|mount| is_open(&mount.path)));
     }
@@ -328,7 +355,9 @@ fn is_tighter(upper: &Policy, merged: &Policy) -> Result<(), TestCaseError> {
         prop_assert!(narrow.network <= wide.network.max(mode));
     }
     let (wide, narrow) = (wide.security.unwrap(), narrow.security.unwrap());
-    prop_assert!(narrow.fork <= wide.fork && narrow.exec <= wide.exec && narrow.debug <= wide.debug);
+    prop_assert!(
+        narrow.fork <= wide.fork && narrow.exec <= wide.exec && narrow.debug <= wide.debug
+    );
     prop_assert!(narrow.violation_limit <= wide.violation_limit);
     if let Some(programs) = wide.executables {
         let fewer = narrow.executables.unwrap();

@@ -1,6 +1,6 @@
-//! Messages of the public API as JSON, in the mapping that protobuf defines: names in lowerCamelCase, 64-bit
-//! integers as text, durations such as `"2s"`, and no fields without a value. It is what the API speaks over
-//! HTTP and what the command line prints with `--json`.
+//! Messages of the public API as JSON, in the mapping that protobuf defines: names in
+//! lowerCamelCase, 64-bit integers as text, durations such as `"2s"`, and no fields without a
+//! value. It is what the API speaks over HTTP and what the command line prints with `--json`.
 
 use std::sync::OnceLock;
 

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use codelia_policy::{
-    CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    IsolationLevel, LayoutDirectory, LayoutPolicy, LoggingPolicy, NetworkPolicy, Policy, PolicyError,
-    ProcessPolicy, ResourcePolicy, Source, SyscallMode, SyscallPolicy, VolumeMode, VolumeMount,
+    CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode,
+    FilesystemPolicy, IsolationLevel, LayoutDirectory, LayoutPolicy, LoggingPolicy, NetworkPolicy,
+    Policy, PolicyError, ProcessPolicy, ResourcePolicy, Source, SyscallMode, SyscallPolicy,
+    VolumeMode, VolumeMount,
 };
 use codelia_types::NetworkMode;
 
@@ -322,7 +323,10 @@ logging: {signals: true, file_operations: false}
             ),
             (
                 "resources.cpus[1]",
-                v1::ResourcePolicy { cpus: Some(v1::CpuList { values: vec![0, -1] }), ..Default::default() },
+                v1::ResourcePolicy {
+                    cpus: Some(v1::CpuList { values: vec![0, -1] }),
+                    ..Default::default()
+                },
             ),
         ];
         for (field, resources) in resources {
@@ -338,7 +342,8 @@ logging: {signals: true, file_operations: false}
     fn message_fields() -> BTreeSet<String> {
         let files = FileDescriptorSet::decode(crate::PUBLIC_DESCRIPTORS).unwrap().file;
         let messages: Vec<_> = files.into_iter().flat_map(|file| file.message_type).collect();
-        let fields = |message: &str| &messages.iter().find(|one| one.name() == message).unwrap().field;
+        let fields =
+            |message: &str| &messages.iter().find(|one| one.name() == message).unwrap().field;
         let mut paths = BTreeSet::new();
         for field in fields("Policy") {
             let message = field.type_name().trim_start_matches(".codelia.v1.");

@@ -62,7 +62,9 @@ impl From<&Outcome> for v1::Outcome {
             Outcome::TimedOut => Kind::TimedOut(v1::TimedOut {}),
             Outcome::Canceled => Kind::Canceled(v1::Canceled::default()),
             Outcome::Oom => Kind::Oom(v1::OutOfMemory {}),
-            Outcome::Limit(resource) => Kind::Limit(v1::LimitExceeded { resource: resource.clone() }),
+            Outcome::Limit(resource) => {
+                Kind::Limit(v1::LimitExceeded { resource: resource.clone() })
+            }
             Outcome::Violation(rule) => Kind::Violation(v1::PolicyViolation { rule: rule.clone() }),
             Outcome::Refused(refusal) => Kind::Refused(v1::Refused {
                 reason: refusal.reason.to_string(),
@@ -116,7 +118,11 @@ impl From<&CountedViolation> for v1::ViolationEvent {
 
 impl From<NearLimit> for v1::NearLimitEvent {
     fn from(NearLimit { resource, used, limit }: NearLimit) -> Self {
-        Self { resource: resource.as_str().to_owned(), used: used.cast_signed(), limit: limit.cast_signed() }
+        Self {
+            resource: resource.as_str().to_owned(),
+            used: used.cast_signed(),
+            limit: limit.cast_signed(),
+        }
     }
 }
 
@@ -152,8 +158,14 @@ mod tests {
             (Outcome::TimedOut, Kind::TimedOut(v1::TimedOut {})),
             (Outcome::Canceled, Kind::Canceled(v1::Canceled::default())),
             (Outcome::Oom, Kind::Oom(v1::OutOfMemory {})),
-            (Outcome::Limit("pids".into()), Kind::Limit(v1::LimitExceeded { resource: "pids".into() })),
-            (Outcome::Violation("x".into()), Kind::Violation(v1::PolicyViolation { rule: "x".into() })),
+            (
+                Outcome::Limit("pids".into()),
+                Kind::Limit(v1::LimitExceeded { resource: "pids".into() }),
+            ),
+            (
+                Outcome::Violation("x".into()),
+                Kind::Violation(v1::PolicyViolation { rule: "x".into() }),
+            ),
             (Outcome::Refused(refusal), Kind::Refused(refused)),
             (Outcome::Lost(LostReason::WorkerLost), Kind::Lost(lost)),
         ];

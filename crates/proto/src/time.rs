@@ -38,9 +38,14 @@ pub fn duration_to_proto(duration: Duration) -> prost_types::Duration {
 }
 
 /// Converts a duration of an internal message, within the range that protobuf allows.
-pub(crate) fn read_duration(field: &str, wire: &prost_types::Duration) -> Result<Duration, InvalidField> {
+pub(crate) fn read_duration(
+    field: &str,
+    wire: &prost_types::Duration,
+) -> Result<Duration, InvalidField> {
     match duration_from_proto(wire) {
-        Ok(duration) if duration.as_secs() > MAX_SECONDS => Err(InvalidField::new(field, "is too long")),
+        Ok(duration) if duration.as_secs() > MAX_SECONDS => {
+            Err(InvalidField::new(field, "is too long"))
+        }
         Ok(duration) => Ok(duration),
         Err(error) => Err(InvalidField::new(field, error.to_string())),
     }

@@ -18,7 +18,9 @@ pub(crate) trait Wire<W>: Sized {
 
 impl Wire<Option<i64>> for Option<u64> {
     fn from_wire(field: &str, wire: Option<i64>) -> Result<Self, InvalidField> {
-        let amount = |wire| u64::try_from(wire).map_err(|_| InvalidField::new(field, "must not be negative"));
+        let amount = |wire| {
+            u64::try_from(wire).map_err(|_| InvalidField::new(field, "must not be negative"))
+        };
         wire.map(amount).transpose()
     }
 

@@ -5,10 +5,10 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use codelia_policy::{
-    CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode, FilesystemPolicy,
-    IsolationLevel, LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, NetworkPolicy,
-    Policy, ProcessPolicy, ResourcePolicy, RunSpec, RunTool, SyscallMode, SyscallPolicy, VolumeMode,
-    VolumeMount,
+    CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode,
+    FilesystemPolicy, IsolationLevel, LayoutDirectory, LayoutPolicy, Limits, LimitsRequest,
+    LoggingPolicy, NetworkPolicy, Policy, ProcessPolicy, ResourcePolicy, RunSpec, RunTool,
+    SyscallMode, SyscallPolicy, VolumeMode, VolumeMount,
 };
 use codelia_proto::v1;
 use codelia_types::{CommandSpec, Mode, NetworkMode, TerminalSize, TransactionMode};
@@ -229,12 +229,15 @@ fn calls() -> impl Strategy<Value = (SyscallPolicy, EnvironmentPolicy, CommandPo
     let syscalls = (of(select(vec![SyscallMode::Allow, SyscallMode::Deny])), texts(), of(count()))
         .prop_map(|(mode, names, violation_limit)| SyscallPolicy { mode, names, violation_limit });
     let modes = vec![EnvironmentMode::Inherit, EnvironmentMode::Clean, EnvironmentMode::Explicit];
-    let environment =
-        (of(select(modes)), of(texts())).prop_map(|(mode, names)| EnvironmentPolicy { mode, names });
-    let command =
-        (of(texts()), texts(), of(amount())).prop_map(|(allowed_patterns, blocked_patterns, max_length)| {
-            CommandPolicy { allowed_patterns, blocked_patterns, max_length }
-        });
+    let environment = (of(select(modes)), of(texts()))
+        .prop_map(|(mode, names)| EnvironmentPolicy { mode, names });
+    let command = (of(texts()), texts(), of(amount())).prop_map(
+        |(allowed_patterns, blocked_patterns, max_length)| CommandPolicy {
+            allowed_patterns,
+            blocked_patterns,
+            max_length,
+        },
+    );
     (syscalls, environment, command)
 }
 
@@ -242,10 +245,12 @@ fn layout() -> impl Strategy<Value = LayoutPolicy> {
     let directory = (any::<String>(), of(amount()))
         .prop_map(|(path, max_bytes)| LayoutDirectory { path: path.into(), max_bytes });
     let directories = prop::collection::vec(directory, 0..3);
-    (of(any::<bool>()), directories, of(texts())).prop_map(|(read_only_workspace, directories, paths)| {
-        let executable_paths = paths.map(|paths| paths.into_iter().map(Into::into).collect());
-        LayoutPolicy { read_only_workspace, directories, executable_paths }
-    })
+    (of(any::<bool>()), directories, of(texts())).prop_map(
+        |(read_only_workspace, directories, paths)| {
+            let executable_paths = paths.map(|paths| paths.into_iter().map(Into::into).collect());
+            LayoutPolicy { read_only_workspace, directories, executable_paths }
+        },
+    )
 }
 
 fn policy() -> impl Strategy<Value = Policy> {
@@ -368,13 +373,19 @@ fn malformed_limits_are_refused_by_field() {
 fn malformed_policy_is_refused_by_field() {
     let policy = v1::Policy { isolation_level: 99, ..v1::Policy::default() };
     let error = Policy::try_from(policy).unwrap_err();
-    assert_eq!((error.field.as_str(), error.message.as_str()), ("isolation_level", "unknown value 99"));
+    assert_eq!(
+        (error.field.as_str(), error.message.as_str()),
+        ("isolation_level", "unknown value 99")
+    );
 }
 
 #[test]
 fn amount_above_wire_range_is_refused() {
     let request = LimitsRequest { memory_bytes: Some(u64::MAX), ..LimitsRequest::default() };
-    assert_eq!(LimitsRequest::try_from(&v1::Limits::from(&request)).unwrap_err().field, "memory_bytes");
+    assert_eq!(
+        LimitsRequest::try_from(&v1::Limits::from(&request)).unwrap_err().field,
+        "memory_bytes"
+    );
     let request = LimitsRequest { timeout: Some(Duration::MAX), ..LimitsRequest::default() };
     assert_eq!(LimitsRequest::try_from(&v1::Limits::from(&request)).unwrap_err().field, "timeout");
 }

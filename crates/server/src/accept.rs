@@ -79,7 +79,10 @@ pub async fn serve<L, S>(
     shutdown: CancellationToken,
 ) where
     L: Listener,
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
     S::Future: Send + 'static,
 {
     let (admission, open) = (Admission::new(&limits), TaskTracker::new());
@@ -122,7 +125,10 @@ pub async fn serve<L, S>(
 
 impl<S> ConnectionServer<S>
 where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
     S::Future: Send + 'static,
 {
     /// Serves one connection until it is closed. The transport closes it politely when `asked`
@@ -156,7 +162,8 @@ where
 /// would only use the CPU.
 async fn recover(error: &io::Error) {
     use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, PermissionDenied};
-    if matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted | PermissionDenied) {
+    if matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted | PermissionDenied)
+    {
         tracing::debug!(%error, "connection not accepted");
         return;
     }

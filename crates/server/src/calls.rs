@@ -78,7 +78,10 @@ where
 }
 
 /// Drops `held` when the response has ended or the client no longer wants it.
-pub fn hold_until_end<T: Send + Unpin + 'static>(response: Response<Body>, held: T) -> Response<Body> {
+pub fn hold_until_end<T: Send + Unpin + 'static>(
+    response: Response<Body>,
+    held: T,
+) -> Response<Body> {
     response.map(|body| Body::new(HoldingBody { body, _held: held }))
 }
 

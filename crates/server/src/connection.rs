@@ -58,7 +58,9 @@ impl<IO> Connection<IO> {
     /// Fails once the connection is killed. Wakes the task that called it last.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         match self.killed.as_mut().poll(context) {
-            Poll::Ready(()) => Err(io::Error::new(io::ErrorKind::TimedOut, "connection closed: idle")),
+            Poll::Ready(()) => {
+                Err(io::Error::new(io::ErrorKind::TimedOut, "connection closed: idle"))
+            }
             Poll::Pending => Ok(()),
         }
     }

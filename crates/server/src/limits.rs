@@ -63,8 +63,8 @@ fn window(size: ByteSize) -> u32 {
     u32::try_from(size.bytes()).unwrap_or(max).min(max)
 }
 
-/// The configured number of connections, or `share`, the part of the open files that they may use, if
-/// that is less.
+/// The configured number of connections, or `share`, the part of the open files that they may use,
+/// if that is less.
 #[must_use]
 pub fn within_share(key: &'static str, configured: NonZeroUsize, share: u64) -> usize {
     let max = usize::try_from(share).unwrap_or(usize::MAX);

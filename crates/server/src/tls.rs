@@ -200,8 +200,10 @@ impl TlsIdentity {
             }
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                let text =
-                    format!("{error}: {}", error.source().map(ToString::to_string).unwrap_or_default());
+                let text = format!(
+                    "{error}: {}",
+                    error.source().map(ToString::to_string).unwrap_or_default()
+                );
                 // Once, not at every attempt.
                 if failure.as_ref() != Some(&text) {
                     tracing::warn!(
@@ -280,7 +282,9 @@ fn certificates(pem: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>,
 fn authorities(pem: &[u8], path: &Path) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for authority in certificates(pem, path)? {
-        roots.add(authority).map_err(|source| TlsError::Authority { path: path.to_owned(), source })?;
+        roots
+            .add(authority)
+            .map_err(|source| TlsError::Authority { path: path.to_owned(), source })?;
     }
     Ok(roots)
 }
@@ -321,8 +325,10 @@ mod tests {
     /// Writes a new certificate, which is its own authority, and returns its files.
     fn issue(dir: &Path, mutual: bool) -> TlsFiles {
         let key = KeyPair::generate().unwrap();
-        let certificate =
-            CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
+        let certificate = CertificateParams::new(vec!["localhost".to_owned()])
+            .unwrap()
+            .self_signed(&key)
+            .unwrap();
         fs::create_dir_all(dir).unwrap();
         fs::write(dir.join("cert"), certificate.pem()).unwrap();
         fs::write(dir.join("key"), key.serialize_pem()).unwrap();
@@ -330,7 +336,11 @@ mod tests {
     }
 
     fn files(dir: &Path, mutual: bool) -> TlsFiles {
-        TlsFiles { cert: dir.join("cert"), key: dir.join("key"), ca: mutual.then(|| dir.join("cert")) }
+        TlsFiles {
+            cert: dir.join("cert"),
+            key: dir.join("key"),
+            ca: mutual.then(|| dir.join("cert")),
+        }
     }
 
     type Pair = (client::TlsStream<DuplexStream>, server::TlsStream<DuplexStream>);
@@ -368,7 +378,10 @@ mod tests {
             fs::rename(dir.path().join("next").join(name), dir.path().join(name)).unwrap();
         }
         let new = fs::read(dir.path().join("cert")).unwrap();
-        assert!(handshake(&identity, &new).await.is_err(), "the control: it does not change by itself");
+        assert!(
+            handshake(&identity, &new).await.is_err(),
+            "the control: it does not change by itself"
+        );
         let before = identity.pem();
         identity.reload();
         assert!(!Arc::ptr_eq(&before, &identity.pem()));

@@ -21,7 +21,8 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// A transport with TLS. The TLS of tonic negotiates HTTP/2 alone, and never another certificate.
+    /// A transport with TLS. The TLS of tonic negotiates HTTP/2 alone, and never another
+    /// certificate.
     #[must_use]
     pub fn with_tls(server: Server, identity: Arc<TlsIdentity>) -> Self {
         Self { server, tls: Some(identity) }
@@ -35,12 +36,17 @@ impl Transport {
         until: impl Future<Output = ()>,
     ) -> Result<(), Box<dyn Error + Send + Sync>>
     where
-        S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
+        S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+            + Clone
+            + Send
+            + 'static,
         S::Future: Send + 'static,
         IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     {
         match self.tls {
-            Some(tls) => serve_http(self.server, service, tls.acceptor().accept(io).await?, until).await,
+            Some(tls) => {
+                serve_http(self.server, service, tls.acceptor().accept(io).await?, until).await
+            }
             None => serve_http(self.server, service, io, until).await,
         }
     }
@@ -53,7 +59,10 @@ async fn serve_http<S, IO>(
     until: impl Future<Output = ()>,
 ) -> Result<(), Box<dyn Error + Send + Sync>>
 where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
     S::Future: Send + 'static,
     IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {

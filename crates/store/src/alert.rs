@@ -20,8 +20,13 @@ pub struct Alert {
 }
 
 impl Store {
-    /// Takes alerts that are due. Nobody else takes them for `delay`, which doubles with each attempt.
-    pub async fn alert_take_any_tenant(&self, limit: i64, delay: Duration) -> Result<Vec<Alert>, Error> {
+    /// Takes alerts that are due. Nobody else takes them for `delay`, which doubles with each
+    /// attempt.
+    pub async fn alert_take_any_tenant(
+        &self,
+        limit: i64,
+        delay: Duration,
+    ) -> Result<Vec<Alert>, Error> {
         let rows = sqlx::query!(
             r#"UPDATE alerts SET attempts = attempts + 1, next_at = now() + $2::interval * power(2, least(attempts, 10))
                WHERE id IN (SELECT id FROM alerts WHERE next_at <= now() ORDER BY next_at LIMIT $1 FOR UPDATE SKIP LOCKED)

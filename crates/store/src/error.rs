@@ -137,8 +137,8 @@ impl From<sqlx::Error> for Error {
 }
 
 /// Whether a SQLSTATE may go away by itself: 08 (connection), 25006 (the server is a standby),
-/// 25P03 (idle for too long within a transaction), 40 (deadlock or serialization failure), 53 (out of
-/// resources), 57 (shutdown or start-up), 58 (disk or system failure).
+/// 25P03 (idle for too long within a transaction), 40 (deadlock or serialization failure), 53 (out
+/// of resources), 57 (shutdown or start-up), 58 (disk or system failure).
 fn is_transient(code: &str) -> bool {
     ["25006", "25P03"].contains(&code)
         || ["08", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class))

@@ -1,9 +1,10 @@
 //! Calls that wait at the same moment share one statement.
 //!
-//! A call that is alone executes a statement of its own at once. Calls that come while that statement is
-//! under way wait for it, without a timer, and then go together. A statement for several calls never
-//! waits for a locked row and reports nothing but success: a call that it did nothing for executes its
-//! own statement afterwards, which waits, refuses and fails as if there were no other calls.
+//! A call that is alone executes a statement of its own at once. Calls that come while that
+//! statement is under way wait for it, without a timer, and then go together. A statement for
+//! several calls never waits for a locked row and reports nothing but success: a call that it did
+//! nothing for executes its own statement afterwards, which waits, refuses and fails as if there
+//! were no other calls.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -34,8 +35,8 @@ pub(crate) trait GroupCall: Send + Sync + Sized + 'static {
     /// Calls of different tenants take turns.
     fn tenant(&self) -> &TenantId;
 
-    /// Executes one statement. Returns an answer for each call, in order; `None` if the statement did
-    /// nothing for it.
+    /// Executes one statement. Returns an answer for each call, in order; `None` if the statement
+    /// did nothing for it.
     fn execute(
         writer: &Writer,
         calls: &[Self],
@@ -127,14 +128,15 @@ impl<C: GroupCall> std::fmt::Debug for Group<C> {
 
 impl<C: GroupCall> Default for Group<C> {
     fn default() -> Self {
-        let state = State { alone: None, last_alone: 0, is_draining: false, waiting: Waiting::default() };
+        let state =
+            State { alone: None, last_alone: 0, is_draining: false, waiting: Waiting::default() };
         Self { state: Mutex::new(state), alone_ended: Notify::new() }
     }
 }
 
 impl<C: GroupCall> Group<C> {
-    /// Waits for the turn of a call, and executes it together with others that wait. A call whose future
-    /// is dropped while it waits is not executed.
+    /// Waits for the turn of a call, and executes it together with others that wait. A call whose
+    /// future is dropped while it waits is not executed.
     ///
     /// # Errors
     /// The database could not be reached. The call may have been executed.
@@ -242,12 +244,14 @@ impl<C: GroupCall> Drop for Drain<C> {
     }
 }
 
-/// The error for each of several calls; `None` if the database rejected the statement, so that nothing
-/// was done and each call can be tried on its own.
+/// The error for each of several calls; `None` if the database rejected the statement, so that
+/// nothing was done and each call can be tried on its own.
 fn copy(error: &Error) -> Option<Error> {
     match error {
         Error::PoolExhausted => Some(Error::PoolExhausted),
-        Error::Unavailable(source) if !is_rolled_back(source) => Some(unavailable(source.to_string())),
+        Error::Unavailable(source) if !is_rolled_back(source) => {
+            Some(unavailable(source.to_string()))
+        }
         _ => None,
     }
 }
@@ -283,7 +287,10 @@ mod tests {
     fn waiting_tenants_take_turns() {
         let mut waiting = Waiting::default();
         for tenant in ["a", "a", "a", "b", "c", "b"] {
-            waiting.push(WaitingCall { call: Call(tenant.parse().unwrap()), answer: oneshot::channel().0 });
+            waiting.push(WaitingCall {
+                call: Call(tenant.parse().unwrap()),
+                answer: oneshot::channel().0,
+            });
         }
         let order = std::iter::from_fn(|| waiting.pop());
         let order: Vec<_> = order.map(|waiting| waiting.call.0.to_string()).collect();
@@ -294,7 +301,10 @@ mod tests {
     #[test]
     fn only_rejected_statements_are_tried_again() {
         assert!(matches!(copy(&Error::PoolExhausted), Some(Error::PoolExhausted)));
-        assert!(matches!(copy(&unavailable(String::new())), Some(Error::Unavailable(_))), "may be done");
+        assert!(
+            matches!(copy(&unavailable(String::new())), Some(Error::Unavailable(_))),
+            "may be done"
+        );
         assert!(copy(&Error::Statement(sqlx::Error::RowNotFound)).is_none());
     }
 }

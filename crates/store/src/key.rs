@@ -113,8 +113,8 @@ pub struct FoundKey {
     pub version: KeyVersion,
 }
 
-/// The version of everything that [`Store::key_authenticate`] reads. While it is the same, a key that was
-/// valid is valid, unless it has expired.
+/// The version of everything that [`Store::key_authenticate`] reads. While it is the same, a key
+/// that was valid is valid, unless it has expired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyVersion {
     /// The transaction that wrote the row of the key.
@@ -161,11 +161,12 @@ pub enum OperatorBootstrap {
 
 impl Store {
     /// Creates the first key of an operator, and its tenant if it does not exist. Unless `force` is
-    /// set, creates none while a live one exists. Of several calls at once, one creates a key. Returns
-    /// `None` if the tenant is suspended or deleted.
+    /// set, creates none while a live one exists. Of several calls at once, one creates a key.
+    /// Returns `None` if the tenant is suspended or deleted.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] if the secret is that of a key that is not an operator's or not live.
+    /// [`Error::AlreadyExists`] if the secret is that of a key that is not an operator's or not
+    /// live.
     pub async fn operator_bootstrap(
         &self,
         new: NewKey<'_>,
@@ -189,15 +190,18 @@ impl Store {
         )
         .fetch_optional(&mut *tx)
         .await?;
-        let same = sqlx::query_scalar!("SELECT id FROM api_keys WHERE secret_hash = $1", &new.secret_hash)
-            .fetch_optional(&mut *tx)
-            .await?;
+        let same =
+            sqlx::query_scalar!("SELECT id FROM api_keys WHERE secret_hash = $1", &new.secret_hash)
+                .fetch_optional(&mut *tx)
+                .await?;
         match (live, same) {
             (Some(live), Some(same)) if live.id == same => {
                 return Ok(Some(OperatorBootstrap::Unchanged(live.try_into()?)));
             }
             (_, Some(_)) => return Err(Error::AlreadyExists { what: "a key with this secret" }),
-            (Some(live), None) if !force => return Ok(Some(OperatorBootstrap::Refused(live.try_into()?))),
+            (Some(live), None) if !force => {
+                return Ok(Some(OperatorBootstrap::Refused(live.try_into()?)));
+            }
             (_, None) => {}
         }
         if !tenant_insert_if_absent(&mut tx, new.tenant).await? {
@@ -214,7 +218,10 @@ impl Store {
     }
 
     /// Returns the key with this secret, or `None` if it is unknown or revoked.
-    pub async fn key_authenticate(&self, secret_hash: &[u8; 32]) -> Result<Option<FoundKey>, Error> {
+    pub async fn key_authenticate(
+        &self,
+        secret_hash: &[u8; 32],
+    ) -> Result<Option<FoundKey>, Error> {
         let row = sqlx::query!(
             r#"SELECT k.id, k.tenant_id, k.scopes, t.quota_sessions, t.quota_concurrent_runs, t.quota_queued_runs,
                       t.quota_requests_per_second, t.quota_output_bytes, t.quota_disk_bytes, t.isolation_floor,
@@ -259,8 +266,11 @@ impl Store {
             policy_version: row.policy_version,
             tools_version: row.tools_version,
         };
-        let version =
-            KeyVersion { key: row.key_version, tenant: row.tenant_version, policy: row.policy_version };
+        let version = KeyVersion {
+            key: row.key_version,
+            tenant: row.tenant_version,
+            policy: row.policy_version,
+        };
         Ok(Some(FoundKey { caller, standing, use_is_stale: row.use_is_stale, version }))
     }
 
@@ -333,7 +343,10 @@ impl Store {
     }
 }
 
-async fn key_insert(connection: impl PgExecutor<'_>, key: NewKey<'_>) -> Result<Option<Key>, Error> {
+async fn key_insert(
+    connection: impl PgExecutor<'_>,
+    key: NewKey<'_>,
+) -> Result<Option<Key>, Error> {
     let scopes: Vec<String> = key.scopes.iter().map(|scope| scope.as_str().to_owned()).collect();
     sqlx::query_as!(
         KeyRow,
@@ -354,7 +367,10 @@ async fn key_insert(connection: impl PgExecutor<'_>, key: NewKey<'_>) -> Result<
 }
 
 /// Returns whether the tenant can be used then.
-async fn tenant_insert_if_absent(connection: &mut PgConnection, id: &TenantId) -> Result<bool, Error> {
+async fn tenant_insert_if_absent(
+    connection: &mut PgConnection,
+    id: &TenantId,
+) -> Result<bool, Error> {
     let quotas = Quotas::default();
     sqlx::query!(
         "INSERT INTO tenants (id, quota_sessions, quota_concurrent_runs, quota_queued_runs,

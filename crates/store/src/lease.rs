@@ -89,10 +89,14 @@ impl Store {
         if let Some((Some(holder), Some(incarnation))) = holder {
             mark_expired(&mut tx, &holder, incarnation).await?;
         }
-        let acquired =
-            sqlx::query_file!("src/sql/lease_acquire.sql", session.0, worker.as_str(), incarnation.0)
-                .fetch_optional(&mut *tx)
-                .await?;
+        let acquired = sqlx::query_file!(
+            "src/sql/lease_acquire.sql",
+            session.0,
+            worker.as_str(),
+            incarnation.0
+        )
+        .fetch_optional(&mut *tx)
+        .await?;
         let Some(acquired) = acquired else { return Ok(None) };
         sqlx::query!("DELETE FROM waiting_sessions WHERE session_id = $1", session.0)
             .execute(&mut *tx)
@@ -129,26 +133,31 @@ impl Store {
         }))
     }
 
-    /// As [`Store::lease_acquire`], for a session that nobody has held before. Returns `None` also if
-    /// somebody has.
+    /// As [`Store::lease_acquire`], for a session that nobody has held before. Returns `None` also
+    /// if somebody has.
     pub async fn lease_acquire_first(
         &self,
         session: SessionId,
         worker: &WorkerId,
         incarnation: Incarnation,
     ) -> Result<Option<Lease>, Error> {
-        let acquired =
-            sqlx::query_file!("src/sql/lease_acquire_first.sql", session.0, worker.as_str(), incarnation.0)
-                .fetch_optional(&self.pools.runs)
-                .await?;
+        let acquired = sqlx::query_file!(
+            "src/sql/lease_acquire_first.sql",
+            session.0,
+            worker.as_str(),
+            incarnation.0
+        )
+        .fetch_optional(&self.pools.runs)
+        .await?;
         let Some(acquired) = acquired else { return Ok(None) };
         let epoch = LeaseEpoch(acquired.lease_epoch);
         let token = LeaseToken { worker: worker.clone(), incarnation, epoch };
-        first_lease(session, &acquired.tenant_id, token, acquired.spec.0, acquired.has_queue).map(Some)
+        first_lease(session, &acquired.tenant_id, token, acquired.spec.0, acquired.has_queue)
+            .map(Some)
     }
 
-    /// Returns the first lease on an open session, if `lease` is that: for a worker that did not get the
-    /// answer of its acquisition.
+    /// Returns the first lease on an open session, if `lease` is that: for a worker that did not
+    /// get the answer of its acquisition.
     pub async fn lease_get_first(
         &self,
         session: SessionId,
@@ -165,7 +174,8 @@ impl Store {
         )
         .fetch_optional(&self.pools.runs)
         .await?;
-        held.map(|row| first_lease(session, &row.tenant_id, lease.clone(), row.spec.0, true)).transpose()
+        held.map(|row| first_lease(session, &row.tenant_id, lease.clone(), row.spec.0, true))
+            .transpose()
     }
 
     /// Releases a lease unless a run of the session is running. The session is locked before its
@@ -211,9 +221,14 @@ impl Store {
         incarnation: Incarnation,
         limit: i64,
     ) -> Result<WantedSessions, Error> {
-        let found = sqlx::query_file!("src/sql/lease_list_wanted.sql", worker.as_str(), incarnation.0, limit)
-            .fetch_all(&self.pools.runs)
-            .await?;
+        let found = sqlx::query_file!(
+            "src/sql/lease_list_wanted.sql",
+            worker.as_str(),
+            incarnation.0,
+            limit
+        )
+        .fetch_all(&self.pools.runs)
+        .await?;
         let outdated: Vec<Uuid> = found.iter().filter(|row| !row.waits).map(|row| row.id).collect();
         if !outdated.is_empty() {
             self.clear_outdated(&outdated, worker, incarnation).await?;
@@ -228,7 +243,8 @@ impl Store {
     }
 
     /// Deletes rows of sessions that do not wait for a worker, and of those that this worker holds:
-    /// it knows now. A session that is locked may be about to wait again; it is left to a later call.
+    /// it knows now. A session that is locked may be about to wait again; it is left to a later
+    /// call.
     async fn clear_outdated(
         &self,
         sessions: &[Uuid],
@@ -274,7 +290,8 @@ impl Store {
     }
 }
 
-/// The lease on a session that nobody has held before, so that there is nothing of an earlier holder.
+/// The lease on a session that nobody has held before, so that there is nothing of an earlier
+/// holder.
 fn first_lease(
     session: SessionId,
     tenant: &str,
@@ -295,8 +312,8 @@ fn first_lease(
     })
 }
 
-/// Whether a command may have been started in the session, or a file call made. What ended before the
-/// last check of the session is in `used_at`, see `session_check.sql`.
+/// Whether a command may have been started in the session, or a file call made. What ended before
+/// the last check of the session is in `used_at`, see `session_check.sql`.
 async fn may_have_files(tx: &mut PgConnection, session: SessionId) -> Result<bool, Error> {
     run::read_in_order(tx).await?;
     let found = sqlx::query_scalar!(
@@ -348,10 +365,11 @@ async fn mark_all_expired(tx: &mut PgConnection) -> Result<(), Error> {
 }
 
 /// Ends leases whose worker is dead. The first two statements find and lock the rows, and the third
-/// repeats the condition: a statement that waited for a row lock re-reads that row, but not the rows of other
-/// tables, which may have changed meanwhile.
+/// repeats the condition: a statement that waited for a row lock re-reads that row, but not the
+/// rows of other tables, which may have changed meanwhile.
 async fn end_dead_leases(tx: &mut PgConnection, limit: i64) -> Result<u64, Error> {
-    let found = sqlx::query_file_scalar!("src/sql/dead_leases_find.sql", limit).fetch_all(&mut *tx).await?;
+    let found =
+        sqlx::query_file_scalar!("src/sql/dead_leases_find.sql", limit).fetch_all(&mut *tx).await?;
     if found.is_empty() {
         return Ok(0);
     }
@@ -406,7 +424,8 @@ async fn offer_lost_roots(tx: &mut PgConnection, limit: i64) -> Result<(), Error
 /// same time must see the runs that are queued again. Skips locked rows: another transaction is
 /// committing or resolving them.
 async fn lock_orphans(tx: &mut PgConnection, limit: i64) -> Result<Vec<OrphanRow>, Error> {
-    let found = sqlx::query_file!("src/sql/orphan_runs_find.sql", limit).fetch_all(&mut *tx).await?;
+    let found =
+        sqlx::query_file!("src/sql/orphan_runs_find.sql", limit).fetch_all(&mut *tx).await?;
     if found.is_empty() {
         return Ok(Vec::new());
     }
@@ -459,10 +478,11 @@ async fn resolve_orphan_runs(
             Ok((RunId(row.id), SessionId(row.session_id), tenant, worker))
         })
         .collect::<Result<Vec<_>, Error>>()?;
-    let RunEnds { runs, events } = log.run_ends(orphans.iter().map(|(id, session, tenant, worker)| {
-        let run = RunRef { id: *id, session: *session, tenant };
-        RunEnd { run, worker: worker.as_ref(), outcome: &outcome }
-    }));
+    let RunEnds { runs, events } =
+        log.run_ends(orphans.iter().map(|(id, session, tenant, worker)| {
+            let run = RunRef { id: *id, session: *session, tenant };
+            RunEnd { run, worker: worker.as_ref(), outcome: &outcome }
+        }));
     let row = sqlx::query_file!(
         "src/sql/orphan_runs_resolve.sql",
         &runs,

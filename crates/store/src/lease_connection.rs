@@ -35,9 +35,13 @@ impl Store {
     /// the database.
     #[must_use]
     pub fn lease_connection(&self, timeout: Duration) -> LeaseConnection {
-        let settings =
-            Settings { statement_timeout: timeout, lock_timeout: timeout, pooler: self.pools.pooler };
-        let connect = settings.connect(self.pools.connect.clone()).application_name("codelia lease");
+        let settings = Settings {
+            statement_timeout: timeout,
+            lock_timeout: timeout,
+            pooler: self.pools.pooler,
+        };
+        let connect =
+            settings.connect(self.pools.connect.clone()).application_name("codelia lease");
         LeaseConnection {
             connect,
             begin: settings.begin(),
@@ -62,18 +66,28 @@ impl LeaseConnection {
         lease_ttl: Duration,
         busy_slots: i32,
     ) -> Result<Heartbeat, Error> {
-        self.call(async |connection| worker::renew(connection, id, incarnation, lease_ttl, busy_slots).await)
-            .await
+        self.call(async |connection| {
+            worker::renew(connection, id, incarnation, lease_ttl, busy_slots).await
+        })
+        .await
     }
 
     /// Marks a worker as draining by itself.
     pub async fn drain(&self, id: &WorkerId) -> Result<(), Error> {
-        self.call(async |connection| worker::drain(connection, id, DrainedBy::Worker).await.map(drop)).await
+        self.call(async |connection| {
+            worker::drain(connection, id, DrainedBy::Worker).await.map(drop)
+        })
+        .await
     }
 
     /// As [`Store::audit_insert`].
-    pub async fn audit_insert(&self, subject: &EventSubject, body: &EventBody) -> Result<(), Error> {
-        self.call(async |connection| audit::insert(&self.audit, connection, subject, body).await).await
+    pub async fn audit_insert(
+        &self,
+        subject: &EventSubject,
+        body: &EventBody,
+    ) -> Result<(), Error> {
+        self.call(async |connection| audit::insert(&self.audit, connection, subject, body).await)
+            .await
     }
 
     /// Calls the database within the timeout.
@@ -99,8 +113,8 @@ impl LeaseConnection {
         timeout(self.timeout, call).await.map_err(timed_out)?
     }
 
-    /// Takes the connection. A call that fails or is dropped does not put it back: it may be broken,
-    /// or still busy with the statement.
+    /// Takes the connection. A call that fails or is dropped does not put it back: it may be
+    /// broken, or still busy with the statement.
     async fn take(&self) -> Result<PgConnection, Error> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
         match idle {

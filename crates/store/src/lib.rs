@@ -47,12 +47,14 @@ use tokio::time::timeout;
 
 pub use alert::Alert;
 pub use approval::{
-    Approval, ApprovalFilter, ApprovalKind, ApprovalReach, ApprovalRequest, ApprovalScope, ApprovalState,
-    ApprovalStatus, Decision, DecisionResult, Grant, MAX_APPROVAL_TEXT, MAX_GRANTS, MAX_OF_RUN,
-    MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Permitted, ReadGrant, Reader,
-    Revocation, RunToWake, Withdrawn,
+    Approval, ApprovalFilter, ApprovalKind, ApprovalReach, ApprovalRequest, ApprovalScope,
+    ApprovalState, ApprovalStatus, Decision, DecisionResult, Grant, MAX_APPROVAL_TEXT, MAX_GRANTS,
+    MAX_OF_RUN, MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NotDecided, Permitted,
+    ReadGrant, Reader, Revocation, RunToWake, Withdrawn,
 };
-pub use audit::{AuditEvent, AuditFilter, AuditProblem, AuditReport, EventBody, EventKind, EventSubject};
+pub use audit::{
+    AuditEvent, AuditFilter, AuditProblem, AuditReport, EventBody, EventKind, EventSubject,
+};
 pub use error::Error;
 pub use flag::{
     Flag, FlagAction, FlagRollback, FlagTally, MAX_FLAGS, NewFlagRevision, RolledBack, TrippedFlag,
@@ -66,13 +68,13 @@ pub use output::{OutputChunk, OutputStream};
 pub use pools::{DatabaseUrl, Options, Pooler};
 pub use recent_map::RecentMap;
 pub use run::{
-    ActiveRuns, AssignedRun, Cancellation, ChangesDecision, HeldChanges, HeldSessions, NewRun, Queue,
-    RecordedRun, Run, RunAdmission, RunCommit, RunFilter, RunRef, RunState, RunSummary, SpecSummary,
-    WaitReason,
+    ActiveRuns, AssignedRun, Cancellation, ChangesDecision, HeldChanges, HeldSessions, NewRun,
+    Queue, RecordedRun, Run, RunAdmission, RunCommit, RunFilter, RunRef, RunState, RunSummary,
+    SpecSummary, WaitReason,
 };
 pub use scope_policy::{
-    MAX_POLICY_NAMES, MAX_POLICY_VERSIONS, NewPolicyVersion, PolicyChange, PolicyVersion, ScopePolicySet,
-    ScopeRef,
+    MAX_POLICY_NAMES, MAX_POLICY_VERSIONS, NewPolicyVersion, PolicyChange, PolicyVersion,
+    ScopePolicySet, ScopeRef,
 };
 pub use secret::{SealedEnv, SecretError, SecretKey, SecretOptions, read_private};
 pub use session::{
@@ -80,17 +82,22 @@ pub use session::{
     SessionEndReason, SessionFilter, SessionNetwork, SessionQuarantine, SessionRef, SessionSpec,
     SessionState, TenantDisk,
 };
-pub use tenant::{FloorDecision, IsolationFloor, Quotas, QuotasChange, StoredBytes, Tenant, TenantUsage};
+pub use tenant::{
+    FloorDecision, IsolationFloor, Quotas, QuotasChange, StoredBytes, Tenant, TenantUsage,
+};
 pub use tenant_lifecycle::TenantDeletion;
 pub use tool::{
-    MAX_TOOLS, Tool, ToolApproval, ToolChange, ToolChanged, ToolNotChanged, ToolQuarantine, ToolWithdrawn,
+    MAX_TOOLS, Tool, ToolApproval, ToolChange, ToolChanged, ToolNotChanged, ToolQuarantine,
+    ToolWithdrawn,
 };
 pub use upkeep::{Retention, TenantRetention, Upkeep, UpkeepPass};
 pub use volume::{
-    MAX_VOLUMES, MAX_VOLUMES_BYTES, MountedVolume, NewVolume, SessionVolumes, Volume, VolumeNotCreated,
-    VolumeNotDeleted, VolumesMounted,
+    MAX_VOLUMES, MAX_VOLUMES_BYTES, MountedVolume, NewVolume, SessionVolumes, Volume,
+    VolumeNotCreated, VolumeNotDeleted, VolumesMounted,
 };
-pub use worker::{DiskSpace, DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState};
+pub use worker::{
+    DiskSpace, DrainedBy, Heartbeat, NewWorker, Worker, WorkerCandidate, WorkerState,
+};
 
 /// How long [`Store::close`] waits for the server.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -178,8 +185,8 @@ impl Store {
         Ok(())
     }
 
-    /// Covers what this process added to the audit by a checkpoint, and closes all connections. Those that
-    /// the server does not answer are dropped.
+    /// Covers what this process added to the audit by a checkpoint, and closes all connections.
+    /// Those that the server does not answer are dropped.
     pub async fn close(&self) {
         let close = async {
             if let Err(error) = self.audit_checkpoint().await {

@@ -56,7 +56,8 @@ impl Store {
         // The end of the connection releases the lock, after a failure as well.
         let mut applied = apply(&mut connection, version).await;
         if applied.is_ok() && version == i64::MAX {
-            applied = sqlx::raw_sql(ROLES).execute(&mut connection).await.map(drop).map_err(Into::into);
+            applied =
+                sqlx::raw_sql(ROLES).execute(&mut connection).await.map(drop).map_err(Into::into);
         }
         connection.close().await?;
         applied.map_err(Error::Migrate)?;
@@ -96,19 +97,24 @@ impl Store {
 
     async fn migrations_applied(&self) -> Result<usize, Error> {
         // Not a checked query: the table exists only after the first migration.
-        let count: Result<i64, _> = sqlx::query_scalar("SELECT count(*) FROM _sqlx_migrations WHERE success")
-            .fetch_one(&self.pools.upkeep)
-            .await;
+        let count: Result<i64, _> =
+            sqlx::query_scalar("SELECT count(*) FROM _sqlx_migrations WHERE success")
+                .fetch_one(&self.pools.upkeep)
+                .await;
         match count {
             Ok(count) => Ok(usize::try_from(count).unwrap_or(0)),
-            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(UNDEFINED_TABLE) => Ok(0),
+            Err(sqlx::Error::Database(error))
+                if error.code().as_deref() == Some(UNDEFINED_TABLE) =>
+            {
+                Ok(0)
+            }
             Err(error) => Err(error.into()),
         }
     }
 }
 
-/// Waits until no other process migrates. Asks again and again: `CREATE INDEX CONCURRENTLY` of the other
-/// process waits for every statement that has begun, also for one that waits for the lock.
+/// Waits until no other process migrates. Asks again and again: `CREATE INDEX CONCURRENTLY` of the
+/// other process waits for every statement that has begun, also for one that waits for the lock.
 async fn lock(connection: &mut PgConnection) -> Result<(), Error> {
     let try_lock = "SELECT pg_try_advisory_lock($1)";
     while !sqlx::query_scalar(try_lock).bind(LOCK).fetch_one(&mut *connection).await? {
@@ -117,8 +123,8 @@ async fn lock(connection: &mut PgConnection) -> Result<(), Error> {
     Ok(())
 }
 
-/// Applies the migrations up to `target`. Those without a transaction wait for locks as long as they need: they
-/// take none that blocks others, and cannot be repeated.
+/// Applies the migrations up to `target`. Those without a transaction wait for locks as long as
+/// they need: they take none that blocks others, and cannot be repeated.
 async fn apply(connection: &mut PgConnection, target: i64) -> Result<(), MigrateError> {
     for group in MIGRATIONS.iter().as_slice().chunk_by(|one, next| one.no_tx == next.no_tx) {
         let Some(last) = group.last() else { continue };

@@ -154,8 +154,8 @@ impl Store {
         Ok(())
     }
 
-    /// Prepares chunks for a statement that stores them if the lease is live. The bytes of many go to an
-    /// object before it; if the lease is lost, no row ever names that object.
+    /// Prepares chunks for a statement that stores them if the lease is live. The bytes of many go
+    /// to an object before it; if the lease is lost, no row ever names that object.
     pub(crate) async fn output_columns<'a>(
         &self,
         run: RunId,
@@ -259,7 +259,8 @@ impl Store {
         Ok(chunks)
     }
 
-    /// Reads the part of an object that these rows need from `position` on, and returns where it starts.
+    /// Reads the part of an object that these rows need from `position` on, and returns where it
+    /// starts.
     async fn output_object(
         &self,
         run: RunId,
@@ -270,7 +271,10 @@ impl Store {
         let missing = |problem| Error::Object { name: name.to_owned(), problem };
         // A row may name only objects of its own run.
         if name.parse::<ObjectName>().map_or(true, |parsed| parsed.run != run) {
-            return Err(Error::UnknownValue { column: "run_output.object", value: name.to_owned() });
+            return Err(Error::UnknownValue {
+                column: "run_output.object",
+                value: name.to_owned(),
+            });
         }
         let objects = self.objects.as_ref().ok_or_else(|| missing(ObjectProblem::NotConfigured))?;
         let start = rows.iter().map(|row| row.object_start(position)).min().unwrap_or(0);
@@ -314,13 +318,18 @@ impl OutputRow {
             2 => OutputStream::Stderr,
             other => return Err(unknown("run_output.stream", other.to_string())),
         };
-        let mut chunk =
-            OutputChunk { position: self.position, stream, offset: self.stream_offset, data: Vec::new() };
+        let mut chunk = OutputChunk {
+            position: self.position,
+            stream,
+            offset: self.stream_offset,
+            data: Vec::new(),
+        };
         let Some(data) = self.data.take() else {
             let (start, end) = (self.object_start(position), self.object_end());
             let range = usize::try_from(start - skip).ok().zip(usize::try_from(end - skip).ok());
             let part = range.and_then(|(start, end)| object.get(start..end));
-            let part = part.ok_or_else(|| unknown("run_output.object_offset", start.to_string()))?;
+            let part =
+                part.ok_or_else(|| unknown("run_output.object_offset", start.to_string()))?;
             chunk = chunk.starting_at(position);
             chunk.data = part.to_vec();
             return Ok(chunk);

@@ -18,8 +18,9 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await?;
         let Some(fold) = fold else { return Ok(0) };
-        let added =
-            sqlx::query_file!("src/sql/output_fold.sql", fold.after, limit).fetch_one(&mut *tx).await?;
+        let added = sqlx::query_file!("src/sql/output_fold.sql", fold.after, limit)
+            .fetch_one(&mut *tx)
+            .await?;
         if fold.is_due {
             // A transaction that took an id before `next` was set has ended since.
             let after = if fold.is_new_hour { 0 } else { fold.next };

@@ -12,7 +12,10 @@ pub(crate) fn parse<T: FromStr>(column: &'static str, text: &str) -> Result<T, E
 }
 
 /// Parses a column that is an array of texts.
-pub(crate) fn parse_all<T: FromStr>(column: &'static str, texts: &[String]) -> Result<Vec<T>, Error> {
+pub(crate) fn parse_all<T: FromStr>(
+    column: &'static str,
+    texts: &[String],
+) -> Result<Vec<T>, Error> {
     texts.iter().map(|text| parse(column, text)).collect()
 }
 

@@ -1,6 +1,6 @@
-//! Versions of the policies of scopes: the tables `tenant_policies` (organisations) and `scope_policies`
-//! (projects and users). Each change is a new version; the highest is in effect, and the last
-//! [`MAX_POLICY_VERSIONS`] are kept.
+//! Versions of the policies of scopes: the tables `tenant_policies` (organisations) and
+//! `scope_policies` (projects and users). Each change is a new version; the highest is in effect,
+//! and the last [`MAX_POLICY_VERSIONS`] are kept.
 
 use std::time::Duration;
 
@@ -169,7 +169,8 @@ impl Store {
         audit::insert(&self.audit, tx, &subject, &body).await
     }
 
-    /// Returns a version of the policy of a scope, or the one in effect. `None` if it does not exist.
+    /// Returns a version of the policy of a scope, or the one in effect. `None` if it does not
+    /// exist.
     pub async fn scope_policy(
         &self,
         of: &ScopeRef,
@@ -286,10 +287,14 @@ impl Store {
         Ok((row.project.map(|policy| policy.0), row.user.map(|policy| policy.0)))
     }
 
-    /// Deletes the versions of projects and users whose policy was deleted longer than `keep` ago, and
-    /// of users whose key was revoked as long ago or does not exist, at most of `limit` of them.
-    /// Returns how many rows.
-    pub(crate) async fn scope_policy_purge(&self, keep: Duration, limit: i64) -> Result<u64, Error> {
+    /// Deletes the versions of projects and users whose policy was deleted longer than `keep` ago,
+    /// and of users whose key was revoked as long ago or does not exist, at most of `limit` of
+    /// them. Returns how many rows.
+    pub(crate) async fn scope_policy_purge(
+        &self,
+        keep: Duration,
+        limit: i64,
+    ) -> Result<u64, Error> {
         let purged = sqlx::query!(
             "WITH last AS (
                  SELECT DISTINCT ON (tenant_id, scope, name) tenant_id, scope, name, policy IS NULL AS is_deleted, created_at

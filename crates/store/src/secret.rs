@@ -30,8 +30,8 @@ const HEADER_LEN: usize = 1 + KEY_ID_LEN;
 codelia_types::options! {
     /// Secret variables of sessions and runs: the section `secrets` of the configuration.
     pub struct SecretOptions {
-        /// File with 64 hexadecimal digits, the key that encrypts them; api and worker need the same
-        /// one. Default: no secrets; `up`: `DATA_DIR/secrets.key`.
+        /// File with 64 hexadecimal digits, the key that encrypts them; api and worker need the
+        /// same one. Default: no secrets; `up`: `DATA_DIR/secrets.key`.
         pub key_file: Option<PathBuf> = None,
     }
 }
@@ -219,7 +219,11 @@ mod tests {
         let sealed = key.seal(run, &env("hush")).unwrap();
         assert_eq!(key.open(run, &sealed), Ok(env("hush")));
         assert_eq!(key.open(RunId::generate(), &sealed), Err(SecretError::Damaged));
-        assert_ne!(key.seal(run, &env("hush")).unwrap(), sealed, "each ciphertext has its own nonce");
+        assert_ne!(
+            key.seal(run, &env("hush")).unwrap(),
+            sealed,
+            "each ciphertext has its own nonce"
+        );
         assert!(!sealed.0.windows(4).any(|bytes| bytes == b"hush"));
     }
 
@@ -238,7 +242,10 @@ mod tests {
     #[test]
     fn other_key_is_recognized() {
         let run = RunId::generate();
-        assert_eq!(key().open(run, &key().seal(run, &env("hush")).unwrap()), Err(SecretError::OtherKey));
+        assert_eq!(
+            key().open(run, &key().seal(run, &env("hush")).unwrap()),
+            Err(SecretError::OtherKey)
+        );
     }
 
     #[test]

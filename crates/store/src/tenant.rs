@@ -7,7 +7,8 @@ use sqlx::{postgres::types::PgInterval, types::Json};
 use time::OffsetDateTime;
 
 use crate::{
-    Error, EventBody, EventKind, EventSubject, Store, TenantRetention, audit, error::is_unique_violation, row,
+    Error, EventBody, EventKind, EventSubject, Store, TenantRetention, audit,
+    error::is_unique_violation, row,
 };
 
 /// Within this margin of a quota, inserts of a tenant are serialized so that they cannot exceed it
@@ -129,7 +130,8 @@ pub struct StoredBytes {
     pub disk: i64,
 }
 
-/// A statement that reads tenants: its text up to the columns, the text after them, and its arguments.
+/// A statement that reads tenants: its text up to the columns, the text after them, and its
+/// arguments.
 macro_rules! tenant_rows {
     ($before:literal, $after:literal, $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
@@ -264,8 +266,9 @@ impl Store {
         .transpose()
     }
 
-    /// Sets the isolation floor of a tenant, with the lowest level that runs may ask for, and records an
-    /// event. For operators. Existing sessions keep their mode, but new runs in them must meet the floor.
+    /// Sets the isolation floor of a tenant, with the lowest level that runs may ask for, and
+    /// records an event. For operators. Existing sessions keep their mode, but new runs in them
+    /// must meet the floor.
     pub async fn tenant_set_floor(
         &self,
         id: &TenantId,
@@ -389,10 +392,8 @@ impl TryFrom<TenantRow> for Tenant {
                     .isolation_ask_floor
                     .map(|level| row::parse("tenants.isolation_ask_floor", &level))
                     .transpose()?,
-                decision: row.floor_reason.zip(row.floor_set_at).map(|(reason, at)| FloorDecision {
-                    reason,
-                    key: row.floor_key.map(KeyId),
-                    at,
+                decision: row.floor_reason.zip(row.floor_set_at).map(|(reason, at)| {
+                    FloorDecision { reason, key: row.floor_key.map(KeyId), at }
                 }),
             },
             suspension: row.suspended_at.zip(row.suspend_reason),

@@ -68,8 +68,8 @@ impl Store {
         self.tenant_get(id).await
     }
 
-    /// Begins to delete a tenant: suspends it for good and records an event that outlives it. Refused
-    /// while it has open sessions, unless `force` is set. For operators.
+    /// Begins to delete a tenant: suspends it for good and records an event that outlives it.
+    /// Refused while it has open sessions, unless `force` is set. For operators.
     pub async fn tenant_delete(
         &self,
         id: &TenantId,

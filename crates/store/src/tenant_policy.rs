@@ -9,7 +9,11 @@ use crate::{Error, Store};
 
 impl Store {
     /// Returns the network part of a version of a tenant's policy. For workers.
-    pub async fn tenant_network(&self, id: &TenantId, version: i64) -> Result<NetworkPolicy, Error> {
+    pub async fn tenant_network(
+        &self,
+        id: &TenantId,
+        version: i64,
+    ) -> Result<NetworkPolicy, Error> {
         let network = sqlx::query_scalar!(
             r#"SELECT policy -> 'network' AS "network: Json<NetworkPolicy>" FROM tenant_policies
                WHERE tenant_id = $1 AND version = $2"#,

@@ -1,5 +1,5 @@
-//! The table `tools`: tools of tenants, with the approval of their level and their quarantine. Every change
-//! raises `tenants.tools_version`, by which copies are recognized as outdated.
+//! The table `tools`: tools of tenants, with the approval of their level and their quarantine.
+//! Every change raises `tenants.tools_version`, by which copies are recognized as outdated.
 
 use codelia_policy::{IsolationLevel, RunTool, ToolDeclaration};
 use codelia_types::{KeyId, RunId, TenantId, ToolId};
@@ -144,8 +144,8 @@ impl Store {
         rows.fetch_all(&self.pools.reads).await?.into_iter().map(Tool::try_from).collect()
     }
 
-    /// Creates a tool or replaces its declaration, if it has the expected version. A changed declaration has
-    /// no approval. The same one changes nothing.
+    /// Creates a tool or replaces its declaration, if it has the expected version. A changed
+    /// declaration has no approval. The same one changes nothing.
     pub async fn tool_register(
         &self,
         change: ToolChange<'_>,
@@ -184,15 +184,19 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await?;
         let Some(version) = stored else { return Ok(Err(ToolNotChanged::NotFound)) };
-        let detail =
-            json!({ "version": version, "level": declaration.level().as_str(), "owner": declaration.owner });
+        let detail = json!({ "version": version, "level": declaration.level().as_str(), "owner": declaration.owner });
         self.tool_finish(tx, change, EventKind::ToolRegistered, detail).await
     }
 
     /// Deletes a tool that is not quarantined.
-    pub async fn tool_delete(&self, change: ToolChange<'_>) -> Result<Result<(), ToolNotChanged>, Error> {
+    pub async fn tool_delete(
+        &self,
+        change: ToolChange<'_>,
+    ) -> Result<Result<(), ToolNotChanged>, Error> {
         let mut tx = self.tenant_lock(change.tenant).await?;
-        let Some(tool) = get(&mut tx, change).await? else { return Ok(Err(ToolNotChanged::NotFound)) };
+        let Some(tool) = get(&mut tx, change).await? else {
+            return Ok(Err(ToolNotChanged::NotFound));
+        };
         if let Some(quarantine) = tool.quarantine {
             return Ok(Err(ToolNotChanged::Quarantined(quarantine.reason)));
         }
@@ -213,7 +217,8 @@ impl Store {
         Ok(Ok(()))
     }
 
-    /// Approves the level of a version, or withdraws the approval if the level is the highest. For operators.
+    /// Approves the level of a version, or withdraws the approval if the level is the highest. For
+    /// operators.
     pub async fn tool_approve(
         &self,
         change: ToolChange<'_>,
@@ -221,7 +226,9 @@ impl Store {
         reason: &str,
     ) -> Result<ToolChanged, Error> {
         let mut tx = self.tenant_lock(change.tenant).await?;
-        let Some(tool) = get(&mut tx, change).await? else { return Ok(Err(ToolNotChanged::NotFound)) };
+        let Some(tool) = get(&mut tx, change).await? else {
+            return Ok(Err(ToolNotChanged::NotFound));
+        };
         if tool.version != version {
             return Ok(Err(ToolNotChanged::Version(tool.version)));
         }
@@ -250,9 +257,14 @@ impl Store {
     }
 
     /// Quarantines a tool. A tool that is quarantined already keeps its first reason.
-    pub async fn tool_quarantine(&self, change: ToolChange<'_>, reason: &str) -> Result<ToolChanged, Error> {
+    pub async fn tool_quarantine(
+        &self,
+        change: ToolChange<'_>,
+        reason: &str,
+    ) -> Result<ToolChanged, Error> {
         let mut tx = self.tenant_lock(change.tenant).await?;
-        let is_new = quarantine(&mut tx, change.tenant, change.id, reason, (Some(change.key), None)).await?;
+        let is_new =
+            quarantine(&mut tx, change.tenant, change.id, reason, (Some(change.key), None)).await?;
         match is_new {
             None => return Ok(Err(ToolNotChanged::NotFound)),
             Some(false) => return Ok(get(&mut tx, change).await?.ok_or(ToolNotChanged::NotFound)),
@@ -262,7 +274,11 @@ impl Store {
     }
 
     /// Ends the quarantine of a tool.
-    pub async fn tool_release(&self, change: ToolChange<'_>, reason: &str) -> Result<ToolChanged, Error> {
+    pub async fn tool_release(
+        &self,
+        change: ToolChange<'_>,
+        reason: &str,
+    ) -> Result<ToolChanged, Error> {
         let mut tx = self.tenant_lock(change.tenant).await?;
         let released = sqlx::query!(
             "UPDATE tools SET quarantined_at = NULL, quarantine_reason = NULL, quarantine_key = NULL, quarantine_run = NULL
@@ -317,7 +333,8 @@ impl Store {
             raise_version(&mut tx, change.tenant).await?;
         }
         detail["tool"] = json!(change.id.as_str());
-        audit::insert(&self.audit, &mut *tx, &subject(change), &EventBody::new(kind, detail)).await?;
+        audit::insert(&self.audit, &mut *tx, &subject(change), &EventBody::new(kind, detail))
+            .await?;
         let tool = get(&mut tx, change).await?;
         tx.commit().await?;
         Ok(tool.ok_or(ToolNotChanged::NotFound))
@@ -330,7 +347,8 @@ fn subject(change: ToolChange<'_>) -> EventSubject {
 
 /// The tool that a change names.
 async fn get(tx: &mut PgConnection, change: ToolChange<'_>) -> Result<Option<Tool>, Error> {
-    let row = select_tools!("tenant_id = $1 AND id = $2", change.tenant.as_str(), change.id.as_str());
+    let row =
+        select_tools!("tenant_id = $1 AND id = $2", change.tenant.as_str(), change.id.as_str());
     row.fetch_optional(tx).await?.map(Tool::try_from).transpose()
 }
 
@@ -344,9 +362,12 @@ async fn count(tx: &mut PgConnection, tenant: &TenantId) -> Result<i64, Error> {
 
 /// Makes copies of the tenant's tools outdated.
 async fn raise_version(tx: &mut PgConnection, tenant: &TenantId) -> Result<(), Error> {
-    sqlx::query!("UPDATE tenants SET tools_version = tools_version + 1 WHERE id = $1", tenant.as_str())
-        .execute(tx)
-        .await?;
+    sqlx::query!(
+        "UPDATE tenants SET tools_version = tools_version + 1 WHERE id = $1",
+        tenant.as_str()
+    )
+    .execute(tx)
+    .await?;
     Ok(())
 }
 
@@ -402,7 +423,11 @@ impl TryFrom<ToolRow> for Tool {
             key: KeyId(row.key_id),
             created_at: row.created_at,
             updated_at: row.updated_at,
-            approval: approval.map(|((reason, key), at)| ToolApproval { reason, key: KeyId(key), at }),
+            approval: approval.map(|((reason, key), at)| ToolApproval {
+                reason,
+                key: KeyId(key),
+                at,
+            }),
             quarantine: quarantine.map(|(reason, at)| ToolQuarantine {
                 reason,
                 key: row.quarantine_key.map(KeyId),

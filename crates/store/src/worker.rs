@@ -177,10 +177,12 @@ impl TryFrom<WorkerRow> for Worker {
             heartbeat_at: row.heartbeat_at,
             version: row.version,
             address: row.address,
-            disk: row.disk_free_bytes.zip(row.disk_reserve_bytes).map(|(free, reserve)| DiskSpace {
-                free: free.unsigned_abs(),
-                reserve: reserve.unsigned_abs(),
-                is_short: row.disk_is_short,
+            disk: row.disk_free_bytes.zip(row.disk_reserve_bytes).map(|(free, reserve)| {
+                DiskSpace {
+                    free: free.unsigned_abs(),
+                    reserve: reserve.unsigned_abs(),
+                    is_short: row.disk_is_short,
+                }
             }),
         })
     }
@@ -235,7 +237,11 @@ impl Store {
     }
 
     /// Marks a worker as draining. Returns `None` if it is unknown or gone.
-    pub async fn worker_drain(&self, id: &WorkerId, by: DrainedBy) -> Result<Option<Worker>, Error> {
+    pub async fn worker_drain(
+        &self,
+        id: &WorkerId,
+        by: DrainedBy,
+    ) -> Result<Option<Worker>, Error> {
         if !drain(&self.pools.runs, id, by).await? {
             return Ok(None);
         }
@@ -269,7 +275,11 @@ impl Store {
     }
 
     /// Lists workers in the order of their ids, after `after`. Those that are gone stay for a day.
-    pub async fn worker_list(&self, after: Option<&WorkerId>, limit: i64) -> Result<Vec<Worker>, Error> {
+    pub async fn worker_list(
+        &self,
+        after: Option<&WorkerId>,
+        limit: i64,
+    ) -> Result<Vec<Worker>, Error> {
         let after = after.map_or("", WorkerId::as_str);
         let rows = select_workers!("w.id > $1 ORDER BY w.id LIMIT $2", after, limit)
             .fetch_all(&self.pools.reads)
@@ -278,12 +288,13 @@ impl Store {
     }
 
     async fn worker_get(&self, id: &WorkerId) -> Result<Option<Worker>, Error> {
-        let row = select_workers!("w.id = $1", id.as_str()).fetch_optional(&self.pools.reads).await?;
+        let row =
+            select_workers!("w.id = $1", id.as_str()).fetch_optional(&self.pools.reads).await?;
         row.map(Worker::try_from).transpose()
     }
 
-    /// Deletes the rows of workers that have been gone for a day and hold no session, at most `limit`,
-    /// and returns how many.
+    /// Deletes the rows of workers that have been gone for a day and hold no session, at most
+    /// `limit`, and returns how many.
     pub async fn worker_forget_any_tenant(&self, limit: i64) -> Result<u64, Error> {
         let forgotten = sqlx::query!(
             "DELETE FROM workers WHERE id = ANY (ARRAY(
@@ -356,13 +367,18 @@ impl Store {
     }
 }
 
-/// See [`Store::worker_register`]. The statement replaces only the incarnation that was seen before:
-/// the database may execute it late, after the worker gave up on it and registered again.
-pub(crate) async fn register(connection: &mut PgConnection, worker: &NewWorker) -> Result<Heartbeat, Error> {
-    let replaced = sqlx::query_scalar!("SELECT incarnation FROM workers WHERE id = $1", worker.id.as_str())
-        .fetch_optional(&mut *connection)
-        .await?;
-    let texts = |modes: &[Mode]| modes.iter().map(|mode| mode.as_str().to_owned()).collect::<Vec<_>>();
+/// See [`Store::worker_register`]. The statement replaces only the incarnation that was seen
+/// before: the database may execute it late, after the worker gave up on it and registered again.
+pub(crate) async fn register(
+    connection: &mut PgConnection,
+    worker: &NewWorker,
+) -> Result<Heartbeat, Error> {
+    let replaced =
+        sqlx::query_scalar!("SELECT incarnation FROM workers WHERE id = $1", worker.id.as_str())
+            .fetch_optional(&mut *connection)
+            .await?;
+    let texts =
+        |modes: &[Mode]| modes.iter().map(|mode| mode.as_str().to_owned()).collect::<Vec<_>>();
     let (modes, watched_modes) = (texts(&worker.modes), texts(&worker.watched_modes));
     let row = sqlx::query!(
         r#"INSERT INTO workers (id, incarnation, root_id, address, modes, slots, version, state, lease_until, watched_modes)

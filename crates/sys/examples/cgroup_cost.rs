@@ -1,5 +1,6 @@
 //! Compares the processor time that the cgroups of a sandbox cost: created and removed for each, or
-//! reused where they can be. Run as root: `cargo run --release -p codelia-sys --example cgroup_cost`.
+//! reused where they can be. Run as root: `cargo run --release -p codelia-sys --example
+//! cgroup_cost`.
 
 // A measurement that cannot continue has failed.
 #![allow(clippy::unwrap_used)]
@@ -14,7 +15,8 @@ const GROUPS: u32 = 1000;
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 /// Of the kernel's clock, the same on every Linux.
 const MICROS_PER_TICK: u64 = 10_000;
-const LIMITS: Limits = Limits { memory_bytes: Some(512 << 20), pids: Some(100), cpu_millicores: Some(2000) };
+const LIMITS: Limits =
+    Limits { memory_bytes: Some(512 << 20), pids: Some(100), cpu_millicores: Some(2000) };
 
 /// What a worker does for each sandbox.
 fn use_group(hierarchy: &Hierarchy, number: u32) {

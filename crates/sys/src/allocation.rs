@@ -11,14 +11,15 @@ static COUNT: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug)]
 pub struct CountingAllocator;
 
-/// How often this process has allocated or enlarged memory, if its allocator is [`CountingAllocator`].
+/// How often this process has allocated or enlarged memory, if its allocator is
+/// [`CountingAllocator`].
 #[must_use]
 pub fn count() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }
 
-// SAFETY: every call is passed on to the system's allocator, which keeps the contract. Counting neither
-// allocates nor panics.
+// SAFETY: every call is passed on to the system's allocator, which keeps the contract. Counting
+// neither allocates nor panics.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);

@@ -70,7 +70,10 @@ pub fn clear_ambient_set() -> Result<(), Errno> {
 /// As `capset(2)`.
 pub fn drop_all() -> Result<(), Errno> {
     let none = CapabilitySet::empty();
-    thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+    thread::set_capabilities(
+        None,
+        CapabilitySets { effective: none, permitted: none, inheritable: none },
+    )
 }
 
 /// Sets `no_new_privs`: no exec can grant privileges that this thread lacks.

@@ -38,7 +38,8 @@ pub fn read(file: &File) -> Option<Program> {
     }
     let (table_offset, entries) = (number(&header[32..40]), number(&header[56..58]));
     let interpreter = (0..entries.min(MAX_ENTRIES)).find_map(|index| {
-        let entry: [u8; ENTRY_BYTES] = read_at(file, table_offset.checked_add(index * ENTRY_BYTES as u64)?)?;
+        let entry: [u8; ENTRY_BYTES] =
+            read_at(file, table_offset.checked_add(index * ENTRY_BYTES as u64)?)?;
         (number(&entry[..4]) == TYPE_INTERPRETER).then(|| path(file, &entry))?
     });
     Some(Program { is_relocatable: number(&header[16..18]) == TYPE_DYNAMIC, interpreter })

@@ -21,7 +21,10 @@ impl Error {
     }
 
     /// Wraps an error of the standard library's file functions, for `map_err`.
-    pub(crate) fn io(step: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn io(
+        step: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Self {
         // These errors carry an errno, except for text that is not UTF-8.
         move |error| Self::new(step, path, Errno::from_io_error(&error).unwrap_or(Errno::ILSEQ))
     }

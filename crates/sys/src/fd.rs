@@ -61,7 +61,8 @@ pub fn is_on_read_only_mount(path: &Path) -> Result<bool, Errno> {
     Ok(rustix::fs::statvfs(path)?.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
-/// The size of the file system that has a file, and what of it is free for users other than root, in bytes.
+/// The size of the file system that has a file, and what of it is free for users other than root,
+/// in bytes.
 ///
 /// # Errors
 /// As `statvfs(3)`.
@@ -118,11 +119,16 @@ pub fn shutdown_write(socket: impl AsFd) -> Result<(), Errno> {
 ///
 /// # Errors
 /// As `recvmsg(2)`.
-pub fn receive(socket: impl AsFd, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, Errno> {
+pub fn receive(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS_PER_MESSAGE))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC;
-    let message = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, flags)?;
+    let message =
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, flags)?;
     for part in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = part {
             fds.extend(received);
@@ -285,7 +291,11 @@ mod tests {
         let duplicate = theirs.try_clone().unwrap();
         rustix::io::write(&theirs, b"unread").unwrap();
         shutdown_write(&ours).unwrap();
-        assert_eq!(receive(&theirs, &mut [0; 4], &mut Vec::new()).unwrap(), 0, "the peer sees end of file");
+        assert_eq!(
+            receive(&theirs, &mut [0; 4], &mut Vec::new()).unwrap(),
+            0,
+            "the peer sees end of file"
+        );
         drop(theirs);
         assert!(!is_peer_closed(&ours).unwrap());
         drop(duplicate);

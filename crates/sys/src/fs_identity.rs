@@ -44,8 +44,8 @@ impl Drop for RestoreIdentity {
 /// kernel checks their permissions instead of those of the process. Other threads are not affected.
 ///
 /// `work` has no supplementary groups and no effective capabilities. The kernel itself would leave
-/// `CAP_SYS_RESOURCE`, which passes quotas and takes the blocks that are reserved for root. If these
-/// are the ids of the process already, no privilege is needed and it keeps both.
+/// `CAP_SYS_RESOURCE`, which passes quotas and takes the blocks that are reserved for root. If
+/// these are the ids of the process already, no privilege is needed and it keeps both.
 ///
 /// # Errors
 /// `EPERM` if the process may not change its ids; `work` did not run then.

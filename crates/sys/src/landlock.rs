@@ -1,11 +1,12 @@
 //! Landlock: which files may be executed or read, and which abstract sockets may be reached.
 //!
-//! The kernel checks the right to execute when it opens a file to execute it: the program, a script's
-//! interpreter, a dynamic program's loader. It does not check when a program maps a file (shared
-//! libraries) or reads one (a script passed to an interpreter), nor for files without a name.
+//! The kernel checks the right to execute when it opens a file to execute it: the program, a
+//! script's interpreter, a dynamic program's loader. It does not check when a program maps a file
+//! (shared libraries) or reads one (a script passed to an interpreter), nor for files without a
+//! name.
 //!
-//! It checks the right to read when a file is opened to read or execute it. A descriptor that another
-//! process opened and passed in reads without that right.
+//! It checks the right to read when a file is opened to read or execute it. A descriptor that
+//! another process opened and passed in reads without that right.
 
 use std::{
     mem::size_of,
@@ -139,8 +140,9 @@ pub fn can_scope() -> bool {
 fn create_ruleset(attributes: &RulesetAttributes, size: usize) -> Result<OwnedFd, Errno> {
     let size = size.min(size_of::<RulesetAttributes>());
     // SAFETY: the kernel reads the attributes, at most of their size, and keeps no pointer.
-    let fd =
-        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::from_ref(attributes), size, 0) };
+    let fd = unsafe {
+        libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::from_ref(attributes), size, 0)
+    };
     let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(crate::fd::last_errno)?;
     // SAFETY: the kernel has just created this descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

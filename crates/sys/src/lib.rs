@@ -1,5 +1,6 @@
 //! The Linux calls that Codelia needs: processes, signals, descriptors, terminals, limits,
-//! capabilities, seccomp, Landlock, mounts, quotas, networks and cgroups. The only crate with `unsafe` code.
+//! capabilities, seccomp, Landlock, mounts, quotas, networks and cgroups. The only crate with
+//! `unsafe` code.
 //!
 //! A function that makes one system call returns its [`Errno`], since the caller knows the step.
 //! One that makes several returns an [`Error`] with the step and the path.

@@ -75,8 +75,12 @@ impl LoopDevice {
     /// The step that failed; `EACCES`, `EPERM` or `ENOENT` where loop devices are not available.
     pub fn attach(image: &File, name: &Path) -> Result<Self, Error> {
         let control = open(Path::new(CONTROL))?;
-        let mut config =
-            Config { fd: image.as_raw_fd().cast_unsigned(), block_size: 0, info: NO_INFO, reserved: [0; 8] };
+        let mut config = Config {
+            fd: image.as_raw_fd().cast_unsigned(),
+            block_size: 0,
+            info: NO_INFO,
+            reserved: [0; 8],
+        };
         let name = name.as_os_str().as_bytes();
         let shown = name.len().min(NAME_BYTES - 1);
         config.info.name[..shown].copy_from_slice(&name[..shown]);
@@ -84,8 +88,9 @@ impl LoopDevice {
             let path = free_device(&control)?;
             let device = open(&path)?;
             // SAFETY: the descriptor is open, and the kernel reads a `struct loop_config`.
-            let result =
-                unsafe { libc::ioctl(device.as_raw_fd(), CONFIGURE as libc::Ioctl, &raw const config) };
+            let result = unsafe {
+                libc::ioctl(device.as_raw_fd(), CONFIGURE as libc::Ioctl, &raw const config)
+            };
             match if result == 0 { Ok(()) } else { Err(last_errno()) } {
                 Ok(()) => return Ok(Self { path, _device: device }),
                 Err(Errno::BUSY) => {}
@@ -101,7 +106,8 @@ impl LoopDevice {
     /// The list of devices or the file cannot be read.
     pub fn of(image: &File) -> Result<Option<Self>, Error> {
         let list = Path::new("/sys/block");
-        let stat = rustix::fs::fstat(image).map_err(|errno| Error::new("stat image in", list, errno))?;
+        let stat =
+            rustix::fs::fstat(image).map_err(|errno| Error::new("stat image in", list, errno))?;
         for entry in fs::read_dir(list).map_err(Error::io("list", list))? {
             let name = entry.map_err(Error::io("list", list))?.file_name();
             // Only devices with a file have this directory.
@@ -112,7 +118,9 @@ impl LoopDevice {
             let Ok(device) = open(&path) else { continue };
             let mut info = NO_INFO;
             // SAFETY: the descriptor is open, and the kernel writes a `struct loop_info64`.
-            let result = unsafe { libc::ioctl(device.as_raw_fd(), GET_STATUS as libc::Ioctl, &raw mut info) };
+            let result = unsafe {
+                libc::ioctl(device.as_raw_fd(), GET_STATUS as libc::Ioctl, &raw mut info)
+            };
             if result == 0 && (info.device, info.inode) == (stat.st_dev, stat.st_ino) {
                 return Ok(Some(Self { path, _device: device }));
             }
@@ -120,8 +128,8 @@ impl LoopDevice {
         Ok(None)
     }
 
-    /// Mounts the ext4 file system on the device, without devices and set-user-ID bits. Removed files
-    /// become holes in the image.
+    /// Mounts the ext4 file system on the device, without devices and set-user-ID bits. Removed
+    /// files become holes in the image.
     ///
     /// # Errors
     /// As `mount(2)`.
@@ -196,7 +204,11 @@ mod tests {
         fs::create_dir(&second).unwrap();
         again.mount_ext4(&second).unwrap();
         drop(again);
-        assert_eq!(fs::read_to_string(second.join("file")).unwrap(), "kept", "both show one file system");
+        assert_eq!(
+            fs::read_to_string(second.join("file")).unwrap(),
+            "kept",
+            "both show one file system"
+        );
         for path in [&target, &second] {
             unmount(path).unwrap();
         }

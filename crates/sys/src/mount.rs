@@ -37,8 +37,8 @@ pub fn unshare_cgroups() -> Result<(), Errno> {
     unshare(CloneFlags::CLONE_NEWCGROUP).map_err(from_nix)
 }
 
-/// Moves this process into new user, mount and UTS namespaces. Nothing propagates between its mounts
-/// and those of the host.
+/// Moves this process into new user, mount and UTS namespaces. Nothing propagates between its
+/// mounts and those of the host.
 ///
 /// # Errors
 /// As `unshare(2)` and `mount(2)`.
@@ -49,8 +49,8 @@ pub fn unshare_for_zygote() -> Result<(), Errno> {
     nix::mount::mount(none, "/", none, flags, none).map_err(from_nix)
 }
 
-/// Makes a mount that is not attached yet the root of this process's mount namespace. The former root
-/// and everything below it is gone from there.
+/// Makes a mount that is not attached yet the root of this process's mount namespace. The former
+/// root and everything below it is gone from there.
 ///
 /// # Errors
 /// As `move_mount(2)`, `pivot_root(2)` and `umount2(2)`.
@@ -92,8 +92,8 @@ pub fn create_shared_tmpfs(max_bytes: u64) -> Result<OwnedFd, Errno> {
 /// Creates the `/proc` of this process's PID namespace, not attached yet.
 ///
 /// # Errors
-/// As `fsopen(2)`, `fsconfig(2)` and `fsmount(2)`: `EPERM` if parts of every `/proc` that this process
-/// sees are covered.
+/// As `fsopen(2)`, `fsconfig(2)` and `fsmount(2)`: `EPERM` if parts of every `/proc` that this
+/// process sees are covered.
 pub fn create_proc() -> Result<OwnedFd, Errno> {
     create(&open_file_system(c"proc")?, ATTRIBUTES | libc::MOUNT_ATTR_NOEXEC)
 }
@@ -126,7 +126,8 @@ fn create_tmpfs_with_mode(max_bytes: u64, mode: &str) -> Result<OwnedFd, Errno> 
 /// only root may use it, `EINVAL` for a directory that it does not support.
 pub fn create_read_only_overlay(directory: &OwnedFd, empty: &OwnedFd) -> Result<OwnedFd, Errno> {
     let context = open_file_system(c"overlay")?;
-    let layers = format!("/proc/self/fd/{}:/proc/self/fd/{}", directory.as_raw_fd(), empty.as_raw_fd());
+    let layers =
+        format!("/proc/self/fd/{}:/proc/self/fd/{}", directory.as_raw_fd(), empty.as_raw_fd());
     configure(&context, SET_STRING, Some((c"source", Some("codelia"))))?;
     configure(&context, SET_STRING, Some((c"lowerdir", Some(&layers))))?;
     configure(&context, SET_FLAG, Some((c"userxattr", None)))?;
@@ -199,8 +200,8 @@ const fn added(attributes: u64) -> libc::mount_attr {
     libc::mount_attr { attr_set: attributes, attr_clr: 0, propagation: 0, userns_fd: 0 }
 }
 
-/// Takes writing or execution from a mount that is not attached yet, or from the mount that a descriptor
-/// is the root of.
+/// Takes writing or execution from a mount that is not attached yet, or from the mount that a
+/// descriptor is the root of.
 ///
 /// # Errors
 /// As `mount_setattr(2)`.
@@ -273,7 +274,12 @@ pub(crate) fn attach_at(tree: &OwnedFd, target: &OwnedFd) -> Result<(), Errno> {
     move_mount(tree, target, c"", libc::MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-fn move_mount(tree: &OwnedFd, directory: impl AsFd, target: &CStr, flags: u32) -> Result<(), Errno> {
+fn move_mount(
+    tree: &OwnedFd,
+    directory: impl AsFd,
+    target: &CStr,
+    flags: u32,
+) -> Result<(), Errno> {
     // SAFETY: both descriptors are open and both paths are NUL-terminated.
     let result = unsafe {
         libc::syscall(
@@ -294,14 +300,19 @@ fn open_file_system(name: &CStr) -> Result<OwnedFd, Errno> {
 }
 
 /// Sets a parameter, a flag or a string, or carries out a command without any.
-fn configure(context: &OwnedFd, command: u32, parameter: Option<(&CStr, Option<&str>)>) -> Result<(), Errno> {
+fn configure(
+    context: &OwnedFd,
+    command: u32,
+    parameter: Option<(&CStr, Option<&str>)>,
+) -> Result<(), Errno> {
     let value = parameter.and_then(|(_, value)| value).map(CString::new).transpose();
     let value = value.map_err(|_| Errno::INVAL)?;
     let name: *const c_char = parameter.map_or(ptr::null(), |(name, _)| name.as_ptr());
     let value: *const c_char = value.as_ref().map_or(ptr::null(), |value| value.as_ptr());
     // SAFETY: the descriptor is open; name and value are null or NUL-terminated, and live until the
     // call returns.
-    let result = unsafe { libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), command, name, value, 0) };
+    let result =
+        unsafe { libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), command, name, value, 0) };
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 

@@ -45,7 +45,11 @@ impl MountAliases {
         let mounted = |line: &[u8]| {
             let mut fields = line.split(|&byte| byte == b' ').skip(2);
             let device = fields.next()?.to_owned();
-            Some(Mounted { device, root: unescape(fields.next()?), target: unescape(fields.next()?) })
+            Some(Mounted {
+                device,
+                root: unescape(fields.next()?),
+                target: unescape(fields.next()?),
+            })
         };
         Self(table.split(|&byte| byte == b'\n').filter_map(mounted).collect())
     }
@@ -55,14 +59,18 @@ impl MountAliases {
     pub fn of(&self, path: &Path) -> Vec<Alias> {
         let length = |mount: &&Mounted| mount.target.as_os_str().len();
         // Of mounts at one path the last one is visible, and `max_by_key` returns the last.
-        let Some(own) = self.0.iter().filter(|mount| path.starts_with(&mount.target)).max_by_key(length)
+        let Some(own) =
+            self.0.iter().filter(|mount| path.starts_with(&mount.target)).max_by_key(length)
         else {
             return Vec::new();
         };
         let Some(inner) = rebase(path, &own.target, &own.root) else { return Vec::new() };
         let same = self.0.iter().filter(|mount| mount.device == own.device);
         let alias = |mount: &Mounted| {
-            Some(Alias { path: rebase(&inner, &mount.root, &mount.target)?, mount: mount.target.clone() })
+            Some(Alias {
+                path: rebase(&inner, &mount.root, &mount.target)?,
+                mount: mount.target.clone(),
+            })
         };
         same.filter_map(alias).collect()
     }
@@ -80,7 +88,8 @@ mod tests {
 
     #[test]
     fn second_mount_is_an_alias() {
-        let table = b"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:1 /srv/data /mnt/again rw - ext4 /dev/a rw\n\
+        let table =
+            b"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:1 /srv/data /mnt/again rw - ext4 /dev/a rw\n\
             3 1 8:2 / /srv/other rw - ext4 /dev/b rw\n4 1 8:1 /home /h\\040h ro - ext4 /dev/a rw\n";
         let aliases = MountAliases::parse(table);
         let of = |path: &str| {

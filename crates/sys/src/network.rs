@@ -65,21 +65,27 @@ pub fn enter(namespace: impl AsFd) -> Result<(), Errno> {
 /// # Errors
 /// As `open(2)`.
 pub fn open_own(proc_dir: &Path) -> Result<OwnedFd, Errno> {
-    rustix::fs::open(proc_dir.join("thread-self/ns/net"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    rustix::fs::open(
+        proc_dir.join("thread-self/ns/net"),
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
 }
 
 /// Counts what is left of sockets in the network of this thread: open ones, those that are closing,
-/// and fragments that wait. `None` if the kernel does not say. `proc_dir` is where `/proc` is mounted.
+/// and fragments that wait. `None` if the kernel does not say. `proc_dir` is where `/proc` is
+/// mounted.
 #[must_use]
 pub fn count_sockets(proc_dir: &Path) -> Option<u64> {
-    let read = |name: &str| std::fs::read_to_string(proc_dir.join("thread-self/net").join(name)).ok();
+    let read =
+        |name: &str| std::fs::read_to_string(proc_dir.join("thread-self/net").join(name)).ok();
     let of_ipv4 = sum_of_sockets(&read("sockstat")?)?;
     // A kernel without IPv6 has no such file.
     Some(of_ipv4 + read("sockstat6").map_or(Some(0), |text| sum_of_sockets(&text))?)
 }
 
-/// Sums the fields of each protocol that belong to one network: `orphan`, `alloc` and `mem` are sums of
-/// the host.
+/// Sums the fields of each protocol that belong to one network: `orphan`, `alloc` and `mem` are
+/// sums of the host.
 fn sum_of_sockets(text: &str) -> Option<u64> {
     let mut sum = 0;
     for line in text.lines() {
@@ -125,8 +131,20 @@ pub fn add_local_network(network: IpAddr, prefix: u8) -> Result<(), Errno> {
     };
     let family = u8::try_from(family.as_raw()).map_err(|_| Errno::AFNOSUPPORT)?;
     // rtmsg: family, lengths of destination and source, tos, table, protocol, scope, type, flags.
-    let mut body =
-        vec![family, prefix, 0, 0, RT_TABLE_LOCAL, RTPROT_STATIC, RT_SCOPE_HOST, RTN_LOCAL, 0, 0, 0, 0];
+    let mut body = vec![
+        family,
+        prefix,
+        0,
+        0,
+        RT_TABLE_LOCAL,
+        RTPROT_STATIC,
+        RT_SCOPE_HOST,
+        RTN_LOCAL,
+        0,
+        0,
+        0,
+        0,
+    ];
     body.extend(attribute(RTA_DST, &address)?);
     body.extend(attribute(RTA_OIF, &LOOPBACK.to_ne_bytes())?);
     change(RTM_NEWROUTE, NLM_F_CREATE, &body)
@@ -157,7 +175,10 @@ fn change(kind: u16, flags: u16, body: &[u8]) -> Result<(), Errno> {
 /// The error of an answer: after its header, a negative errno or zero.
 fn read_answer(answer: &[u8]) -> Result<(), Errno> {
     let kind = answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes);
-    let code = answer.get(HEADER..HEADER + 4).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
+    let code = answer
+        .get(HEADER..HEADER + 4)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(i32::from_ne_bytes);
     match (kind, code) {
         (Some(NLMSG_ERROR), Some(0)) => Ok(()),
         (Some(NLMSG_ERROR), Some(code)) => Err(Errno::from_raw_os_error(code.saturating_neg())),
@@ -199,7 +220,9 @@ pub fn has_ipv6() -> bool {
 /// As `socket(2)`.
 pub fn unbound_stream() -> Result<OwnedFd, Errno> {
     let socket = match socket(AddressFamily::INET6, SocketType::STREAM) {
-        Err(Errno::AFNOSUPPORT) => return reusable(socket(AddressFamily::INET, SocketType::STREAM)?),
+        Err(Errno::AFNOSUPPORT) => {
+            return reusable(socket(AddressFamily::INET, SocketType::STREAM)?);
+        }
         socket => reusable(socket?)?,
     };
     sockopt::set_ipv6_v6only(&socket, false)?;
@@ -230,7 +253,8 @@ mod tests {
 
     /// Runs in a thread of its own, because the namespace changes.
     fn in_own_namespace(test: impl FnOnce() + Send + 'static) {
-        let reason = (crate::process::own_uid() != 0).then_some("only root makes network namespaces");
+        let reason =
+            (crate::process::own_uid() != 0).then_some("only root makes network namespaces");
         if available("root", reason) {
             std::thread::spawn(|| {
                 unshare().unwrap();
@@ -245,17 +269,25 @@ mod tests {
     fn every_address_of_a_local_network_is_own() {
         in_own_namespace(|| {
             start_loopback().unwrap();
-            let connect = |address: &str| TcpStream::connect((address, 443)).map_err(|error| error.kind());
-            assert!(connect("198.18.0.5").is_err_and(|kind| kind == std::io::ErrorKind::NetworkUnreachable));
+            let connect =
+                |address: &str| TcpStream::connect((address, 443)).map_err(|error| error.kind());
+            assert!(
+                connect("198.18.0.5")
+                    .is_err_and(|kind| kind == std::io::ErrorKind::NetworkUnreachable)
+            );
             add_local_network(Ipv4Addr::new(198, 18, 0, 0).into(), 15).unwrap();
             add_local_network(Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 0).into(), 64).unwrap();
             for address in ["::ffff:198.18.0.5", "::ffff:198.19.255.255", "2001:2::5"] {
                 let socket = unbound_stream().unwrap();
-                rustix::net::bind(&socket, &SocketAddr::new(address.parse().unwrap(), 443)).unwrap();
+                rustix::net::bind(&socket, &SocketAddr::new(address.parse().unwrap(), 443))
+                    .unwrap();
                 rustix::net::listen(&socket, 1).unwrap();
                 connect(address.trim_start_matches("::ffff:")).unwrap();
             }
-            assert!(connect("198.20.0.1").is_err_and(|kind| kind == std::io::ErrorKind::NetworkUnreachable));
+            assert!(
+                connect("198.20.0.1")
+                    .is_err_and(|kind| kind == std::io::ErrorKind::NetworkUnreachable)
+            );
         });
     }
 

@@ -49,7 +49,11 @@ pub fn unshare_mounts() -> Result<(), Errno> {
 pub fn open_namespaces() -> Result<Vec<OwnedFd>, Errno> {
     let names: &[&str] = if process::own_uid() == 0 { &["mnt"] } else { &["user", "mnt"] };
     let open = |name: &&str| {
-        rustix::fs::open(format!("/proc/self/ns/{name}"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        rustix::fs::open(
+            format!("/proc/self/ns/{name}"),
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
     };
     names.iter().map(open).collect()
 }
@@ -59,7 +63,9 @@ pub fn open_namespaces() -> Result<Vec<OwnedFd>, Errno> {
 /// # Errors
 /// As `setns(2)`.
 pub fn enter_namespaces(namespaces: &[OwnedFd]) -> Result<(), Errno> {
-    namespaces.iter().try_for_each(|namespace| setns(namespace, CloneFlags::empty()).map_err(from_nix))
+    namespaces
+        .iter()
+        .try_for_each(|namespace| setns(namespace, CloneFlags::empty()).map_err(from_nix))
 }
 
 /// Mounts a small tmpfs that other users can traverse but not list.
@@ -68,7 +74,8 @@ pub fn enter_namespaces(namespaces: &[OwnedFd]) -> Result<(), Errno> {
 /// As `mount(2)`.
 pub fn mount_tmpfs(target: &Path) -> Result<(), Errno> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    mount_at(Some("codelia"), target, Some("tmpfs"), flags, Some("mode=0711,size=1m")).map_err(from_nix)
+    mount_at(Some("codelia"), target, Some("tmpfs"), flags, Some("mode=0711,size=1m"))
+        .map_err(from_nix)
 }
 
 /// Opens a directory, to refer to it by its descriptor.
@@ -87,8 +94,8 @@ pub fn create_whiteout(path: &Path) -> Result<(), Errno> {
     rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::empty(), 0)
 }
 
-/// Mounts a directory at `target` with ids mapped: there, files of the user and group `owner` belong to
-/// this user and group.
+/// Mounts a directory at `target` with ids mapped: there, files of the user and group `owner`
+/// belong to this user and group.
 ///
 /// # Errors
 /// As `open_tree(2)`, `mount_setattr(2)` and `move_mount(2)`: not every file system supports this.
@@ -112,8 +119,8 @@ pub fn mount_idmapped(
     Ok(tree)
 }
 
-/// Mounts the directory of a volume at `target`, without devices and setuid programs. As root, files of
-/// the user and group `owner` belong to this user and group there.
+/// Mounts the directory of a volume at `target`, without devices and setuid programs. As root,
+/// files of the user and group `owner` belong to this user and group there.
 ///
 /// # Errors
 /// As `open_tree(2)`, `mount_setattr(2)` and `move_mount(2)`: not every file system supports this.
@@ -128,7 +135,8 @@ pub fn mount_volume(
         return mount_idmapped(process, source, target, owner, ids).map(drop);
     }
     let tree = mount::clone_beneath(source, Path::new(""))?;
-    let attributes = libc::mount_attr { attr_set: RESTRICTED, attr_clr: 0, propagation: 0, userns_fd: 0 };
+    let attributes =
+        libc::mount_attr { attr_set: RESTRICTED, attr_clr: 0, propagation: 0, userns_fd: 0 };
     mount::set_attributes(&tree, &attributes)?;
     mount::attach_at(&tree, &open_directory(target)?)
 }
@@ -136,13 +144,18 @@ pub fn mount_volume(
 /// Neither devices nor setuid programs work in a mount.
 const RESTRICTED: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
-/// Creates a user namespace in which user and group `owner` are these two outside. Its id maps can be
-/// written only while a process is in it, so a child enters it and is killed afterwards.
-fn create_user_namespace(process: &SingleThread, owner: u32, ids: (u32, u32)) -> Result<OwnedFd, Errno> {
+/// Creates a user namespace in which user and group `owner` are these two outside. Its id maps can
+/// be written only while a process is in it, so a child enters it and is killed afterwards.
+fn create_user_namespace(
+    process: &SingleThread,
+    owner: u32,
+    ids: (u32, u32),
+) -> Result<OwnedFd, Errno> {
     let (ours, theirs) = crate::fd::socket_pair()?;
     let parent = process::own_pid();
     let child = || {
-        let entered = unshare(CloneFlags::CLONE_NEWUSER).is_ok() && process::die_with_parent().is_ok();
+        let entered =
+            unshare(CloneFlags::CLONE_NEWUSER).is_ok() && process::die_with_parent().is_ok();
         // If the parent is gone already, no death signal comes.
         let has_parent = entered && rustix::process::getppid() == Some(parent);
         // The child holds both ends of the socket, so the read blocks until it is killed.
@@ -215,14 +228,16 @@ fn mount_layers(
     target: &Path,
     more: &str,
 ) -> Result<(), Errno> {
-    let mut options = format!("lowerdir={lower},upperdir={},workdir={}{more}", fd_path(upper), fd_path(work));
+    let mut options =
+        format!("lowerdir={lower},upperdir={},workdir={}{more}", fd_path(upper), fd_path(work));
     if process::own_uid() != 0 {
         options.push_str(",userxattr");
     } else {
         options.push_str(",index=off,redirect_dir=nofollow,metacopy=off");
     }
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    mount_at(Some("codelia"), target, Some("overlay"), flags, Some(options.as_str())).map_err(from_nix)
+    mount_at(Some("codelia"), target, Some("overlay"), flags, Some(options.as_str()))
+        .map_err(from_nix)
 }
 
 /// Detaches a mount from its mount point. An overlay on top of it keeps working.

@@ -26,7 +26,9 @@ pub fn namespace_id(name: &str) -> Result<u64, Errno> {
 /// # Errors
 /// As `stat(2)`.
 pub fn namespace_id_of(proc_dir: &Path, name: &str) -> Result<u64, Errno> {
-    fs::metadata(proc_dir.join("ns").join(name)).map(|file| file.ino()).map_err(|error| errno(&error))
+    fs::metadata(proc_dir.join("ns").join(name))
+        .map(|file| file.ino())
+        .map_err(|error| errno(&error))
 }
 
 /// An entry of the mount table.
@@ -98,7 +100,9 @@ fn parse_mount(line: &[u8]) -> Option<Mount> {
     let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
     let file_system = String::from_utf8_lossy(fields.next()?).into_owned();
     let file_system_options = fields.nth(1)?;
-    let has = |options: &[u8], option: &[u8]| options.split(|&byte| byte == b',').any(|word| word == option);
+    let has = |options: &[u8], option: &[u8]| {
+        options.split(|&byte| byte == b',').any(|word| word == option)
+    };
     let writable = !has(mount_options, b"ro") && !has(file_system_options, b"ro");
     let executable = !has(mount_options, b"noexec");
     Some(Mount { target, writable, executable, file_system })
@@ -186,7 +190,9 @@ mod tests {
     #[test]
     fn read_only_options_make_a_mount_unwritable() {
         let writable = |line: &str| parse_mount(line.as_bytes()).unwrap().writable;
-        assert!(writable("36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue"));
+        assert!(writable(
+            "36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue"
+        ));
         assert!(!writable("36 35 98:0 / /mnt ro,noatime master:1 - ext3 /dev/root rw"));
         assert!(!writable("36 35 98:0 / /mnt rw,noatime - ext3 /dev/root ro"));
     }

@@ -15,7 +15,8 @@ pub struct ProcessId {
     start_ticks: u64,
 }
 
-static CURRENT: LazyLock<Option<ProcessId>> = LazyLock::new(|| ProcessId::of(rustix::process::getpid()));
+static CURRENT: LazyLock<Option<ProcessId>> =
+    LazyLock::new(|| ProcessId::of(rustix::process::getpid()));
 
 impl ProcessId {
     /// The identity of this process.
@@ -23,7 +24,8 @@ impl ProcessId {
     /// # Errors
     /// `/proc` cannot be read.
     pub fn current() -> Result<Self, Error> {
-        CURRENT.ok_or_else(|| Error::new("read the start time from", "/proc/self/stat", Errno::PROTO))
+        CURRENT
+            .ok_or_else(|| Error::new("read the start time from", "/proc/self/stat", Errno::PROTO))
     }
 
     /// The identity of the process that has this pid now; `None` if there is none.
@@ -43,7 +45,8 @@ impl ProcessId {
     #[must_use]
     pub fn from_name_prefix(name: &str) -> Option<Self> {
         let mut words = name.splitn(3, '-');
-        let id = Self { pid: words.next()?.parse().ok()?, start_ticks: words.next()?.parse().ok()? };
+        let id =
+            Self { pid: words.next()?.parse().ok()?, start_ticks: words.next()?.parse().ok()? };
         words.next().map(|_| id)
     }
 }

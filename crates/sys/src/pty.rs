@@ -38,8 +38,8 @@ pub struct WindowSize {
     pub rows: u16,
 }
 
-/// Limits how many pseudo-terminals can be open in the mount namespace of a process, which must have
-/// its own `/dev/pts`. Needs root. Blocks for less than a millisecond.
+/// Limits how many pseudo-terminals can be open in the mount namespace of a process, which must
+/// have its own `/dev/pts`. Needs root. Blocks for less than a millisecond.
 ///
 /// # Errors
 /// As `open(2)`, `setns(2)` and `mount(2)`.
@@ -52,14 +52,15 @@ pub fn limit(process: Pid, max: u32) -> Result<(), Errno> {
         setns(namespace, CloneFlags::CLONE_NEWNS).map_err(from_nix)?;
         let flags = MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
         let options = format!("mode=620,ptmxmode=666,max={max}");
-        mount(None::<&str>, "/dev/pts", None::<&str>, flags, Some(options.as_str())).map_err(from_nix)
+        mount(None::<&str>, "/dev/pts", None::<&str>, flags, Some(options.as_str()))
+            .map_err(from_nix)
     };
     thread::spawn(remount).join().unwrap_or(Err(Errno::CANCELED))
 }
 
 impl Pty {
-    /// Opens a pseudo-terminal of this size in the `/dev/pts` of this mount namespace. Takes only the
-    /// system calls `openat` and `ioctl`.
+    /// Opens a pseudo-terminal of this size in the `/dev/pts` of this mount namespace. Takes only
+    /// the system calls `openat` and `ioctl`.
     ///
     /// # Errors
     /// As `open(2)`, `unlockpt(3)` and `ioctl(TIOCGPTPEER)`.

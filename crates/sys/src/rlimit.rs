@@ -51,8 +51,8 @@ pub fn lower(resource: Resource, max: u64) -> Result<(), Errno> {
     setrlimit(resource, Rlimit { current: Some(max.min(hard)), maximum: Some(hard) })
 }
 
-/// Raises the hard limit of core dumps of this process to 1 if it is 0, so that its children can set
-/// a limit of 1.
+/// Raises the hard limit of core dumps of this process to 1 if it is 0, so that its children can
+/// set a limit of 1.
 ///
 /// # Errors
 /// As `setrlimit(2)`: `EPERM` without privileges.

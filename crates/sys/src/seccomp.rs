@@ -21,11 +21,12 @@ pub fn install(filter: &[u64], notify: bool) -> Result<Option<OwnedFd>, Errno> {
     }
     let listener = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
     // Once the supervisor has received a call, only a fatal signal can interrupt it.
-    let fd = match set_filter(filter, length, listener | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV) {
-        // Kernels before 5.19 lack that flag.
-        Err(Errno::INVAL) => set_filter(filter, length, listener),
-        result => result,
-    };
+    let fd =
+        match set_filter(filter, length, listener | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV) {
+            // Kernels before 5.19 lack that flag.
+            Err(Errno::INVAL) => set_filter(filter, length, listener),
+            result => result,
+        };
     // SAFETY: with NEW_LISTENER the call returns a new descriptor that nothing else owns.
     fd.map(|fd| Some(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
@@ -34,8 +35,9 @@ fn set_filter(filter: &[u64], length: u16, flags: libc::c_ulong) -> Result<RawFd
     let program = libc::sock_fprog { len: length, filter: filter.as_ptr().cast_mut().cast() };
     // SAFETY: an instruction has eight bytes and no stricter alignment than a `u64`; the kernel
     // copies `len` of them, which is the length of `filter`.
-    let result =
-        unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) };
+    let result = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
+    };
     RawFd::try_from(result).ok().filter(|fd| *fd >= 0).ok_or_else(crate::fd::last_errno)
 }
 
@@ -89,8 +91,8 @@ pub fn respond(listener: impl AsFd, call: Notification, response: Response) -> R
     }
 }
 
-/// Asks the kernel to continue callers on the processor of the responder, which saves the wake-up of
-/// another one. Has no effect on kernels before 6.6.
+/// Asks the kernel to continue callers on the processor of the responder, which saves the wake-up
+/// of another one. Has no effect on kernels before 6.6.
 pub fn wake_on_same_processor(listener: impl AsFd) {
     /// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`.
     const SYNC_WAKE_UP: libc::c_ulong = 1;

@@ -98,7 +98,8 @@ impl Program {
         Self { ids: Some((uid, gid)), ..self }
     }
 
-    /// Starts it in a cgroup, by the descriptors of [`Group::join_fds`](crate::cgroup::Group::join_fds).
+    /// Starts it in a cgroup, by the descriptors of
+    /// [`Group::join_fds`](crate::cgroup::Group::join_fds).
     #[must_use]
     pub fn join_cgroups(self, cgroups: Vec<OwnedFd>) -> Self {
         Self { cgroups, ..self }
@@ -115,7 +116,8 @@ impl Program {
     /// # Errors
     /// The errno of the call that failed in the child, or of `clone(2)`.
     pub fn start(&self) -> Result<Child, Errno> {
-        let mut argv: Vec<*const c_char> = self.argv.iter().map(|argument| argument.as_ptr()).collect();
+        let mut argv: Vec<*const c_char> =
+            self.argv.iter().map(|argument| argument.as_ptr()).collect();
         argv.push(ptr::null());
         let mut context = ChildContext { program: self, argv, errno: 0 };
         let mut stack = vec![0_u128; STACK_BYTES / size_of::<u128>()];
@@ -271,7 +273,9 @@ impl SignalsBlocked {
 impl Drop for SignalsBlocked {
     fn drop(&mut self) {
         // SAFETY: the set is valid, and the pointer for the previous one is null.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.previous, ptr::null_mut()) };
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.previous, ptr::null_mut())
+        };
     }
 }
 
@@ -330,8 +334,10 @@ impl Child {
     }
 
     fn wait(&self, options: WaitIdOptions) -> Result<Option<ExitStatus>, Errno> {
-        let status =
-            rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED | options)?;
+        let status = rustix::process::waitid(
+            WaitId::PidFd(self.pidfd.as_fd()),
+            WaitIdOptions::EXITED | options,
+        )?;
         Ok(status.map(|status| match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => ExitStatus::Exited(code),
             (None, signal) => ExitStatus::Signaled(signal.unwrap_or_default()),
@@ -363,7 +369,8 @@ mod tests {
     fn run(script: &str, change: impl FnOnce(Program) -> Program) -> (String, ExitStatus) {
         let (output, input) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let null = || fd::dev_null().unwrap();
-        let shell = Program::new(Path::new("/bin/sh"), ["-c", script], [null(), input, null()]).unwrap();
+        let shell =
+            Program::new(Path::new("/bin/sh"), ["-c", script], [null(), input, null()]).unwrap();
         let shell = change(shell);
         let child = shell.start().unwrap();
         drop(shell);
@@ -374,8 +381,10 @@ mod tests {
 
     #[test]
     fn program_gets_arguments_stdio_and_empty_environment() {
-        let (output, status) =
-            run("echo $0 $#; pwd; cat; /usr/bin/env | grep -v -e ^PWD= -e ^_= -e ^SHLVL=; exit 7", |it| it);
+        let (output, status) = run(
+            "echo $0 $#; pwd; cat; /usr/bin/env | grep -v -e ^PWD= -e ^_= -e ^SHLVL=; exit 7",
+            |it| it,
+        );
         assert_eq!((output.as_str(), status), ("/bin/sh 0\n/\n", ExitStatus::Exited(7)));
         assert_eq!(run("kill -9 $$", |it| it).1, ExitStatus::Signaled(9));
     }
@@ -383,7 +392,8 @@ mod tests {
     #[test]
     fn kill_and_wait_reaps_the_child() {
         let null = || fd::dev_null().unwrap();
-        let program = Program::new(Path::new("/bin/sleep"), ["1000"], [null(), null(), null()]).unwrap();
+        let program =
+            Program::new(Path::new("/bin/sleep"), ["1000"], [null(), null(), null()]).unwrap();
         let child = program.start().unwrap();
         child.kill_and_wait().unwrap();
         assert_eq!(child.try_wait(), Err(Errno::CHILD));
@@ -402,10 +412,12 @@ mod tests {
     fn program_gets_new_group_and_default_signals() {
         // Rust programs ignore SIGPIPE.
         assert_eq!(run("kill -PIPE $$", |it| it).1, ExitStatus::Signaled(libc::SIGPIPE));
-        let script =
-            "cut -d' ' -f5 /proc/$$/stat | grep -qx $$ && exec grep -e SigBlk -e SigIgn /proc/self/status";
+        let script = "cut -d' ' -f5 /proc/$$/stat | grep -qx $$ && exec grep -e SigBlk -e SigIgn /proc/self/status";
         let no_signals = "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n";
-        assert_eq!(run(script, Program::new_process_group), (no_signals.to_owned(), ExitStatus::Exited(0)));
+        assert_eq!(
+            run(script, Program::new_process_group),
+            (no_signals.to_owned(), ExitStatus::Exited(0))
+        );
         assert_eq!(run(script, |it| it), (String::new(), ExitStatus::Exited(1)), "control");
     }
 
@@ -419,9 +431,14 @@ mod tests {
         assert_eq!(joined, "0");
 
         let null = || fd::dev_null().unwrap();
-        let sleep = || Program::new(Path::new("/bin/sleep"), ["1000"], [null(), null(), null()]).unwrap();
-        let start = |program: Program| std::thread::spawn(move || program.start().unwrap()).join().unwrap();
-        assert_eq!(start(sleep().die_with_parent()).wait_blocking(), Ok(ExitStatus::Signaled(libc::SIGKILL)));
+        let sleep =
+            || Program::new(Path::new("/bin/sleep"), ["1000"], [null(), null(), null()]).unwrap();
+        let start =
+            |program: Program| std::thread::spawn(move || program.start().unwrap()).join().unwrap();
+        assert_eq!(
+            start(sleep().die_with_parent()).wait_blocking(),
+            Ok(ExitStatus::Signaled(libc::SIGKILL))
+        );
         let control = start(sleep());
         assert_eq!(control.try_wait(), Ok(None), "control: it outlives its thread");
         control.kill_and_wait().unwrap();
@@ -433,11 +450,16 @@ mod tests {
         if !available("root", (!is_root).then_some("only root can change the user")) {
             return;
         }
-        let (ids, _) = run("id -u; id -G; grep CapEff /proc/self/status", |it| it.as_user(300_123, 300_124));
+        let (ids, _) =
+            run("id -u; id -G; grep CapEff /proc/self/status", |it| it.as_user(300_123, 300_124));
         assert_eq!(ids, "300123\n300124\nCapEff:\t0000000000000000\n");
         assert!(rustix::process::geteuid().is_root(), "the parent keeps its user");
         let dumpable = rustix::process::dumpable_behavior().unwrap();
-        assert_eq!(dumpable, rustix::process::DumpableBehavior::NotDumpable, "the child shared our memory");
+        assert_eq!(
+            dumpable,
+            rustix::process::DumpableBehavior::NotDumpable,
+            "the child shared our memory"
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! The files that a system call of another task names: reading the name from its memory, resolving it
-//! in the root of that task, opening the result.
+//! The files that a system call of another task names: reading the name from its memory, resolving
+//! it in the root of that task, opening the result.
 //!
-//! Nothing here trusts the task. What a name leads to may change at any time, so a caller decides by
-//! the descriptor that it got, never by the name.
+//! Nothing here trusts the task. What a name leads to may change at any time, so a caller decides
+//! by the descriptor that it got, never by the name.
 
 use std::{
     ffi::CString,
@@ -38,7 +38,8 @@ pub fn read_name(task: u32, address: u64) -> Result<CString, Errno> {
     // One part for each page: of a part that is not mapped, nothing is read.
     let first = PAGE - base % PAGE;
     let second = base.checked_add(first).ok_or(Errno::FAULT)?;
-    let parts = [RemoteIoVec { base, len: first }, RemoteIoVec { base: second, len: MAX_NAME - first }];
+    let parts =
+        [RemoteIoVec { base, len: first }, RemoteIoVec { base: second, len: MAX_NAME - first }];
     let mut bytes = [0; MAX_NAME];
     let task = Pid::from_raw(task.try_into().map_err(|_| Errno::SRCH)?);
     let read = process_vm_readv(task, &mut [IoSliceMut::new(&mut bytes)], &parts);
@@ -56,8 +57,8 @@ pub fn open_root(task: u32) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(CWD, format!("/proc/{task}/root"), flags, Mode::empty())
 }
 
-/// Makes a name absolute in the root of a task: relative to a directory that the task has open, or to
-/// its working directory for `AT_FDCWD`.
+/// Makes a name absolute in the root of a task: relative to a directory that the task has open, or
+/// to its working directory for `AT_FDCWD`.
 ///
 /// # Errors
 /// As `readlink(2)`; `ENOTDIR` if the descriptor has no path.
@@ -129,8 +130,8 @@ fn read_path(link: &str) -> Result<PathBuf, Errno> {
     read_link(link).and_then(|path| if path.is_absolute() { Ok(path) } else { Err(Errno::NOENT) })
 }
 
-/// Resolves an absolute name below a root: links and `..` do not leave it. Opens neither for reading
-/// nor for writing, so nothing blocks and nothing happens to the file.
+/// Resolves an absolute name below a root: links and `..` do not leave it. Opens neither for
+/// reading nor for writing, so nothing blocks and nothing happens to the file.
 ///
 /// # Errors
 /// As `openat2(2)`. Names that go through links of `/proc` are refused.
@@ -233,8 +234,10 @@ mod tests {
         let file = fs::File::open("/dev/null").unwrap();
         assert_eq!(path_of_descriptor(own, file.as_raw_fd()).unwrap(), Path::new("/dev/null"));
         assert_eq!(pid_of_descriptor(own, file.as_raw_fd()), Err(Errno::SRCH));
-        let pidfd =
-            rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty());
+        let pidfd = rustix::process::pidfd_open(
+            rustix::process::getpid(),
+            rustix::process::PidfdFlags::empty(),
+        );
         let pidfd = pidfd.unwrap();
         assert_eq!(pid_of_descriptor(own, pidfd.as_raw_fd()), pid_in_namespace(own));
     }
@@ -253,7 +256,11 @@ mod tests {
             let found = resolve(&root, Path::new(name), true);
             match found {
                 Ok(found) => {
-                    assert_eq!(path_of_regular_file(&found).unwrap(), Some(inner.join("file")), "{name}");
+                    assert_eq!(
+                        path_of_regular_file(&found).unwrap(),
+                        Some(inner.join("file")),
+                        "{name}"
+                    );
                     let mut text = String::new();
                     std::io::Read::read_to_string(
                         &mut fs::File::from(open_to_read(&found).unwrap()),

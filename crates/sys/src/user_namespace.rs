@@ -4,8 +4,8 @@ use std::{fs, path::Path};
 
 use rustix::io::Errno;
 
-/// Maps this process's user and group in its new user namespace, each as (inside, outside). `proc_dir`
-/// is where `/proc` is mounted.
+/// Maps this process's user and group in its new user namespace, each as (inside, outside).
+/// `proc_dir` is where `/proc` is mounted.
 ///
 /// # Errors
 /// As `open(2)` and `write(2)`: `EACCES` if this process is not dumpable.

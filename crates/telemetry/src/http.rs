@@ -45,13 +45,22 @@ mod address_or_off {
     use super::{Deserialize, Deserializer, Serializer, SocketAddr};
 
     #[expect(clippy::ref_option, reason = "serde passes the field")]
-    pub(super) fn serialize<S: Serializer>(value: &Option<SocketAddr>, to: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(
+        value: &Option<SocketAddr>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
         to.serialize_str(&value.map(|address| address.to_string()).unwrap_or_default())
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<SocketAddr>, D::Error> {
         let text = String::deserialize(from)?;
-        if text.is_empty() { Ok(None) } else { text.parse().map(Some).map_err(serde::de::Error::custom) }
+        if text.is_empty() {
+            Ok(None)
+        } else {
+            text.parse().map(Some).map_err(serde::de::Error::custom)
+        }
     }
 }
 
@@ -59,7 +68,8 @@ mod address_or_off {
 pub trait Probes: Send + Sync + 'static {
     /// `/startupz`: whether the process has started.
     fn is_started(&self) -> bool;
-    /// `/healthz`: whether the process works, or is about to exit by itself. If not, it must be restarted.
+    /// `/healthz`: whether the process works, or is about to exit by itself. If not, it must be
+    /// restarted.
     fn is_live(&self) -> bool;
     /// `/readyz`: whether the process can take work.
     fn is_ready(&self) -> bool;
@@ -72,16 +82,25 @@ pub async fn serve_metrics(
     shutdown: CancellationToken,
     probes: Arc<impl Probes>,
 ) {
-    serve(listener, options, shutdown, router(prometheus::default_registry().clone(), probes)).await;
+    serve(listener, options, shutdown, router(prometheus::default_registry().clone(), probes))
+        .await;
 }
 
-async fn serve(listener: TcpListener, options: MetricsOptions, shutdown: CancellationToken, router: Router) {
+async fn serve(
+    listener: TcpListener,
+    options: MetricsOptions,
+    shutdown: CancellationToken,
+    router: Router,
+) {
     let permits = Arc::new(Semaphore::new(options.max_connections.get()));
     let time_limit = options.request_timeout;
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         match (accepted, permits.clone().try_acquire_owned()) {
             (Ok((stream, _)), Ok(permit)) => {
-                task::background("metrics connection", respond(stream, router.clone(), time_limit, permit));
+                task::background(
+                    "metrics connection",
+                    respond(stream, router.clone(), time_limit, permit),
+                );
             }
             (Ok(_), Err(_)) => metrics().connection_refused("metrics.max_connections"),
             (Err(error), _) => {
@@ -93,7 +112,12 @@ async fn serve(listener: TcpListener, options: MetricsOptions, shutdown: Cancell
 }
 
 /// Answers one request.
-async fn respond(stream: TcpStream, router: Router, time_limit: Duration, _permit: OwnedSemaphorePermit) {
+async fn respond(
+    stream: TcpStream,
+    router: Router,
+    time_limit: Duration,
+    _permit: OwnedSemaphorePermit,
+) {
     let connection = http1::Builder::new()
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
@@ -185,7 +209,8 @@ mod tests {
     async fn fetch(router: Router, path: &str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let options = MetricsOptions { max_connections: NonZeroUsize::MIN, ..MetricsOptions::default() };
+        let options =
+            MetricsOptions { max_connections: NonZeroUsize::MIN, ..MetricsOptions::default() };
         let stop = CancellationToken::new();
         let server = task::background("metrics server", serve(listener, options, stop, router));
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();

@@ -16,8 +16,8 @@ pub mod trace;
 
 pub use http::{MetricsOptions, Probes, serve_metrics};
 pub use metrics::{
-    DiskCause, DiskEffect, DiskMetrics, EgressMetrics, EscapeMetrics, FlagMetrics, Metrics, RemovalMetrics,
-    Step, metrics, observe_counter,
+    DiskCause, DiskEffect, DiskMetrics, EgressMetrics, EscapeMetrics, FlagMetrics, Metrics,
+    RemovalMetrics, Step, metrics, observe_counter,
 };
 pub use pipeline::{Error, Format, Guard, LogOptions, OtlpOptions, init};
 pub use tenant_pool::{Permit, TenantBusy, TenantPool};

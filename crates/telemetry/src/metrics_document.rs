@@ -116,7 +116,8 @@ fn row(family: &MetricFamily, served_by: &str) -> String {
         MetricType::HISTOGRAM => "histogram",
         other => panic!("{other:?}"),
     };
-    let labels: Vec<_> = labels(family).iter().map(|(name, values)| label_text(name, values)).collect();
+    let labels: Vec<_> =
+        labels(family).iter().map(|(name, values)| label_text(name, values)).collect();
     let help = family.help();
     format!("| `{}` | {kind} | {served_by} | {help} | {} |", family.name(), labels.join("; "))
 }
@@ -157,7 +158,8 @@ fn instruments() -> Vec<String> {
     let files = std::fs::read_dir(directory).unwrap();
     let sources = files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap());
     let names = |source: String| {
-        let names = source.split('"').filter(|text| text.starts_with("codelia_")).map(str::to_owned);
+        let names =
+            source.split('"').filter(|text| text.starts_with("codelia_")).map(str::to_owned);
         names.collect::<Vec<_>>()
     };
     sources.flat_map(names).collect()
@@ -176,16 +178,22 @@ fn counters_and_gauges_start_at_zero() {
             "{name} has no value: start it in start.rs"
         );
     }
-    for line in document.lines().filter(|line| line.contains("| counter |") || line.contains("| gauge |")) {
+    for line in
+        document.lines().filter(|line| line.contains("| counter |") || line.contains("| gauge |"))
+    {
         let name = line.split('`').nth(1).unwrap();
         // These need a setup, a certificate and a flag.
-        if ["codelia_isolation_setup_p95_seconds", "codelia_tls_certificate_expiry_timestamp_seconds"]
-            .contains(&name)
+        if [
+            "codelia_isolation_setup_p95_seconds",
+            "codelia_tls_certificate_expiry_timestamp_seconds",
+        ]
+        .contains(&name)
             || name.starts_with("codelia_flag_")
         {
             continue;
         }
-        let family = started.get(name).unwrap_or_else(|| panic!("{name} does not exist at the start"));
+        let family =
+            started.get(name).unwrap_or_else(|| panic!("{name} does not exist at the start"));
         for metric in family.get_metric() {
             let value = metric.get_counter().get_value() + metric.get_gauge().get_value();
             let expected = if name == "codelia_build_info" { 1.0 } else { 0.0 };

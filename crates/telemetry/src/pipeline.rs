@@ -123,8 +123,8 @@ impl Drop for Guard {
     }
 }
 
-/// Sets up this process's logs (to stderr), traces and metrics, as `service`. Call it once, inside the runtime,
-/// before anything is measured.
+/// Sets up this process's logs (to stderr), traces and metrics, as `service`. Call it once, inside
+/// the runtime, before anything is measured.
 ///
 /// # Errors
 /// An option is invalid, or telemetry is already set up.
@@ -148,9 +148,10 @@ pub fn init(service: &'static str, log: &LogOptions, otlp: &OtlpOptions) -> Resu
 fn log_layer(format: Format) -> Box<dyn Layer<Spans> + Send + Sync> {
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     match format {
-        Format::Human => {
-            layer.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).with_target(false).boxed()
-        }
+        Format::Human => layer
+            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+            .with_target(false)
+            .boxed(),
         Format::Json => layer.json().flatten_event(true).with_current_span(false).boxed(),
     }
 }
@@ -169,8 +170,8 @@ where
         .with_filter(only_exported())
 }
 
-/// Asks for each new span. If neither this filter nor that of the logs were asked, because both always
-/// agree, a new span would take over what they said about the last one on this thread.
+/// Asks for each new span. If neither this filter nor that of the logs were asked, because both
+/// always agree, a new span would take over what they said about the last one on this thread.
 fn only_exported<S>() -> impl Filter<S> {
     let callsite = |metadata: &'static Metadata<'static>| match trace::is_exported(metadata) {
         true => Interest::sometimes(),
@@ -200,8 +201,13 @@ pub(crate) fn meter_provider(
 }
 
 /// Sends spans from a thread of its own. Spans that do not fit in its queue are dropped.
-fn tracer_provider(resource: Resource, endpoint: &str, ratio: f64) -> Result<SdkTracerProvider, Error> {
+fn tracer_provider(
+    resource: Resource,
+    endpoint: &str,
+    ratio: f64,
+) -> Result<SdkTracerProvider, Error> {
     let exporter = SpanExporter::builder().with_tonic().with_endpoint(endpoint).build()?;
-    let provider = SdkTracerProvider::builder().with_resource(resource).with_sampler(trace::sampler(ratio));
+    let provider =
+        SdkTracerProvider::builder().with_resource(resource).with_sampler(trace::sampler(ratio));
     Ok(provider.with_batch_exporter(exporter).build())
 }

@@ -1,5 +1,5 @@
-//! The series that exist before anything is counted. An alert on the increase of a counter needs the
-//! value 0 first. Histograms and the p95 appear with their first value.
+//! The series that exist before anything is counted. An alert on the increase of a counter needs
+//! the value 0 first. Histograms and the p95 appear with their first value.
 
 use codelia_types::{LostReason, Mode, Outcome, Reason, Resource};
 use opentelemetry::KeyValue;
@@ -25,7 +25,8 @@ const QUOTAS: [&str; 8] = [
     "volumes",
 ];
 /// What can refuse a connection.
-const CAPS: [&str; 3] = ["max_connections", "max_connections_per_address", "metrics.max_connections"];
+const CAPS: [&str; 3] =
+    ["max_connections", "max_connections_per_address", "metrics.max_connections"];
 /// Certificates of a process: of the public API, and of connections between apis and workers.
 const CERTIFICATES: [&str; 2] = ["public", "internal"];
 /// What a command can violate.
@@ -40,7 +41,10 @@ impl Metrics {
         self.start_process();
         for method in methods.into_iter().chain([OTHER_METHOD.to_owned()]) {
             for code in CODES {
-                self.requests.add(0, &[KeyValue::new("method", method.clone()), KeyValue::new("code", code)]);
+                self.requests.add(
+                    0,
+                    &[KeyValue::new("method", method.clone()), KeyValue::new("code", code)],
+                );
             }
         }
         for reason in Reason::ALL {
@@ -70,7 +74,8 @@ impl Metrics {
                 self.runs.add(0, &[KeyValue::new("outcome", outcome), KeyValue::new("mode", mode)]);
             }
             for prepared in [true, false] {
-                self.sandboxes.add(0, &[KeyValue::new("mode", mode), KeyValue::new("prepared", prepared)]);
+                self.sandboxes
+                    .add(0, &[KeyValue::new("mode", mode), KeyValue::new("prepared", prepared)]);
             }
         }
         for kind in VIOLATIONS {

@@ -77,8 +77,8 @@ impl TenantPool {
         Ok(Permit { _running: (own, any), _admission: admission })
     }
 
-    /// Does work of a tenant on another thread and returns its result. Work that has begun ends even
-    /// if the caller does not wait for it, and counts until then.
+    /// Does work of a tenant on another thread and returns its result. Work that has begun ends
+    /// even if the caller does not wait for it, and counts until then.
     ///
     /// # Errors
     /// As [`TenantPool::acquire`].
@@ -109,7 +109,11 @@ impl TenantPool {
             return Err(TenantBusy { max_waiting: self.max_waiting });
         }
         tenant.admitted += 1;
-        Ok(Admission { pool: self.clone(), tenant: name.to_owned(), running: tenant.running.clone() })
+        Ok(Admission {
+            pool: self.clone(),
+            tenant: name.to_owned(),
+            running: tenant.running.clone(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Tenant>> {

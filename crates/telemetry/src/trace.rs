@@ -1,5 +1,5 @@
-//! Traces: continues the trace of a caller, carries it to another process, and records the steps of a
-//! run as spans. Does nothing unless traces are exported.
+//! Traces: continues the trace of a caller, carries it to another process, and records the steps of
+//! a run as spans. Does nothing unless traces are exported.
 //!
 //! A span carries ids, a mode and an outcome: no command, argument, variable or path.
 
@@ -12,7 +12,10 @@ use futures::future::Either;
 use opentelemetry::{
     Context, KeyValue,
     context::FutureExt as _,
-    trace::{Span as _, SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState, Tracer as _},
+    trace::{
+        Span as _, SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState,
+        Tracer as _,
+    },
 };
 use opentelemetry_sdk::trace::{Sampler, SdkTracer};
 use rand::Rng;
@@ -41,17 +44,20 @@ pub(crate) fn enable(tracer: SdkTracer, ratio: f64) {
     let _ = TRACING.set(Tracing { tracer, ratio });
 }
 
-/// Follows the decision about the parent. A trace that begins here is exported with this probability.
+/// Follows the decision about the parent. A trace that begins here is exported with this
+/// probability.
 pub(crate) fn sampler(ratio: f64) -> Sampler {
     Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio)))
 }
 
 pub(crate) fn is_exported(metadata: &Metadata<'_>) -> bool {
-    metadata.is_span() && metadata.target().starts_with("codelia_") && EXPORTED.contains(&metadata.name())
+    metadata.is_span()
+        && metadata.target().starts_with("codelia_")
+        && EXPORTED.contains(&metadata.name())
 }
 
-/// Makes a new span the child of a caller's. The caller chooses neither whether the trace is exported
-/// nor, by its id, how probable that is. A malformed header is ignored.
+/// Makes a new span the child of a caller's. The caller chooses neither whether the trace is
+/// exported nor, by its id, how probable that is. A malformed header is ignored.
 pub fn continue_from_caller(span: &Span, traceparent: Option<&[u8]>) {
     let Some(Tracing { ratio, .. }) = TRACING.get() else { return };
     let Some((trace, parent, _)) = traceparent.and_then(parse) else { return };
@@ -64,7 +70,9 @@ pub fn continue_from(span: &Span, traceparent: Option<&str>) {
     if TRACING.get().is_none() {
         return;
     }
-    let Some((trace, parent, flags)) = traceparent.and_then(|text| parse(text.as_bytes())) else { return };
+    let Some((trace, parent, flags)) = traceparent.and_then(|text| parse(text.as_bytes())) else {
+        return;
+    };
     set_parent(span, SpanContext::new(trace, parent, flags, true, TraceState::default()));
 }
 
@@ -81,12 +89,13 @@ pub fn current() -> Option<String> {
     let context = Context::current();
     let span = context.span();
     let span = span.span_context();
-    span.is_valid()
-        .then(|| format!("00-{}-{}-{:02x}", span.trace_id(), span.span_id(), u8::from(span.is_sampled())))
+    span.is_valid().then(|| {
+        format!("00-{}-{}-{:02x}", span.trace_id(), span.span_id(), u8::from(span.is_sampled()))
+    })
 }
 
-/// Makes the current span the one of a future that continues in another task. The span of that task is
-/// for logs alone.
+/// Makes the current span the one of a future that continues in another task. The span of that task
+/// is for logs alone.
 pub(crate) fn carried<F: Future>(future: F) -> impl Future<Output = F::Output> {
     match TRACING.get() {
         Some(_) => Either::Left(future.with_current_context()),
@@ -114,8 +123,8 @@ pub fn attribute(span: &Span, name: &'static str, value: &'static str) {
     }
 }
 
-/// Ends the current span with a result. Else it would end with the last task that was started in it,
-/// such as one that prepares the next sandbox.
+/// Ends the current span with a result. Else it would end with the last task that was started in
+/// it, such as one that prepares the next sandbox.
 pub fn end(name: &'static str, value: &'static str) {
     if TRACING.get().is_some() {
         let context = Context::current();

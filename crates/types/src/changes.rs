@@ -42,7 +42,10 @@ impl FromStr for ChangesState {
     type Err = ();
 
     fn from_str(word: &str) -> Result<Self, ()> {
-        [Self::Applied, Self::Dropped, Self::Held].into_iter().find(|state| state.as_str() == word).ok_or(())
+        [Self::Applied, Self::Dropped, Self::Held]
+            .into_iter()
+            .find(|state| state.as_str() == word)
+            .ok_or(())
     }
 }
 
@@ -69,7 +72,8 @@ pub struct Changes {
     pub changed: u64,
     /// Those that were removed. A removed directory counts once.
     pub removed: u64,
-    /// At most [`Changes::MAX_LISTED`] of them, with at most [`Changes::MAX_PATH_BYTES`] in all paths.
+    /// At most [`Changes::MAX_LISTED`] of them, with at most [`Changes::MAX_PATH_BYTES`] in all
+    /// paths.
     pub entries: Vec<Change>,
 }
 
@@ -140,13 +144,15 @@ impl Changes {
         *count = count.saturating_add(1);
         // Once one is left out, all later ones are: the list is a beginning.
         let is_complete = self.entries.len() as u64 + 1 == self.total();
-        if is_complete && self.entries.len() < Self::MAX_LISTED && self.has_room(change.path.len()) {
+        if is_complete && self.entries.len() < Self::MAX_LISTED && self.has_room(change.path.len())
+        {
             self.entries.push(change);
         }
     }
 
     fn has_room(&self, bytes: usize) -> bool {
-        self.entries.iter().map(|entry| entry.path.len()).sum::<usize>() + bytes <= Self::MAX_PATH_BYTES
+        self.entries.iter().map(|entry| entry.path.len()).sum::<usize>() + bytes
+            <= Self::MAX_PATH_BYTES
     }
 }
 

@@ -55,9 +55,11 @@ impl FromStr for DiskMechanism {
     type Err = UnknownValue;
 
     fn from_str(text: &str) -> Result<Self, UnknownValue> {
-        Self::ALL.into_iter().find(|mechanism| mechanism.as_str() == text).ok_or_else(|| UnknownValue {
-            value: text.to_owned(),
-            allowed: "project_quota, user_quota, image, scan",
+        Self::ALL.into_iter().find(|mechanism| mechanism.as_str() == text).ok_or_else(|| {
+            UnknownValue {
+                value: text.to_owned(),
+                allowed: "project_quota, user_quota, image, scan",
+            }
         })
     }
 }

@@ -22,8 +22,8 @@ pub use changes::{Change, ChangeKind, ChangedFile, Changes, ChangesState, Transa
 pub use command::{CommandSpec, SecretEnv, TerminalSize};
 pub use disk::{DiskMechanism, DiskUsage};
 pub use id::{
-    ApprovalId, FlagId, Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId, ToolId,
-    VolumeId, VolumeName, WorkerId,
+    ApprovalId, FlagId, Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId,
+    ToolId, VolumeId, VolumeName, WorkerId,
 };
 pub use lease::LeaseToken;
 pub use mode::{Mode, NetworkMode, UnknownValue};

@@ -32,7 +32,8 @@ pub enum Mode {
 
 impl Mode {
     /// All modes, weakest first.
-    pub const ALL: [Self; 5] = [Self::Logical, Self::Bwrap, Self::Nsjail, Self::Native, Self::Container];
+    pub const ALL: [Self; 5] =
+        [Self::Logical, Self::Bwrap, Self::Nsjail, Self::Native, Self::Container];
 
     /// The word for the mode in configuration, metrics and the database.
     #[must_use]

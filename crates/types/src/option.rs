@@ -4,9 +4,9 @@ use std::fmt::Display;
 
 use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-/// Declares the options of a component, which are a section of the configuration: a struct that serde
-/// reads. A field is a key: its comment, which is also its documentation, its type and its default.
-/// After `Default:`, the comment says what applies without a value.
+/// Declares the options of a component, which are a section of the configuration: a struct that
+/// serde reads. A field is a key: its comment, which is also its documentation, its type and its
+/// default. After `Default:`, the comment says what applies without a value.
 #[macro_export]
 macro_rules! options {
     (
@@ -133,7 +133,10 @@ pub mod text {
     ///
     /// # Errors
     /// Those of the serializer.
-    pub fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<T: Display, S: Serializer>(
+        value: &T,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         serializer.collect_str(value)
     }
 
@@ -160,7 +163,10 @@ pub mod optional_text {
     ///
     /// # Errors
     /// Those of the serializer.
-    pub fn serialize<T: Display, S: Serializer>(value: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<T: Display, S: Serializer>(
+        value: &Option<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         match value {
             Some(value) => serializer.collect_str(value),
             None => serializer.serialize_none(),
@@ -191,7 +197,10 @@ pub mod comma_list {
     ///
     /// # Errors
     /// Those of the serializer.
-    pub fn serialize<T: Display, S: Serializer>(values: &[T], serializer: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<T: Display, S: Serializer>(
+        values: &[T],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         let texts: Vec<String> = values.iter().map(ToString::to_string).collect();
         serializer.serialize_str(&texts.join(","))
     }
@@ -229,7 +238,8 @@ pub mod comma_map {
         pairs: &BTreeMap<K, V>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        let pairs: Vec<String> = pairs.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let pairs: Vec<String> =
+            pairs.iter().map(|(name, value)| format!("{name}={value}")).collect();
         serializer.serialize_str(&pairs.join(","))
     }
 
@@ -246,7 +256,8 @@ pub mod comma_map {
         let text = String::deserialize(deserializer)?;
         let mut pairs = BTreeMap::new();
         for part in parts(&text) {
-            let pair = part.split_once('=').filter(|(name, value)| !name.is_empty() && !value.is_empty());
+            let pair =
+                part.split_once('=').filter(|(name, value)| !name.is_empty() && !value.is_empty());
             let Some((name, value)) = pair else {
                 return Err(D::Error::custom("expected NAME=VALUE with commas between them"));
             };

@@ -59,8 +59,17 @@ impl LostReason {
 
 impl Outcome {
     /// The words for all outcomes.
-    pub const KINDS: [&str; 9] =
-        ["exited", "signaled", "timed_out", "canceled", "oom", "limit", "violation", "refused", "lost"];
+    pub const KINDS: [&str; 9] = [
+        "exited",
+        "signaled",
+        "timed_out",
+        "canceled",
+        "oom",
+        "limit",
+        "violation",
+        "refused",
+        "lost",
+    ];
 
     /// The word for the outcome in metrics and the database.
     #[must_use]
@@ -106,8 +115,8 @@ pub struct Usage {
     /// Peak number of processes and threads. 0 if the host does not count them.
     #[serde(default)]
     pub peak_processes: u64,
-    /// The traffic through the egress proxy. `None` in network mode `host`, and in `none` if the run
-    /// tried nothing.
+    /// The traffic through the egress proxy. `None` in network mode `host`, and in `none` if the
+    /// run tried nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkUsage>,
 }
@@ -174,7 +183,8 @@ mod tests {
             (Outcome::TimedOut, r#"{"kind":"timed_out"}"#.to_owned()),
             (
                 Outcome::Refused(refusal),
-                r#"{"kind":"refused","detail":{"reason":"SANDBOX_FAILED","message":"no"}}"#.to_owned(),
+                r#"{"kind":"refused","detail":{"reason":"SANDBOX_FAILED","message":"no"}}"#
+                    .to_owned(),
             ),
         ];
         let lost = LostReason::ALL.map(|reason| {

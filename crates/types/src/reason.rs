@@ -1,5 +1,5 @@
-//! Reason words: the stable, upper-case words that say why a call or a run was refused, each with its
-//! gRPC code, its cause and its remedy.
+//! Reason words: the stable, upper-case words that say why a call or a run was refused, each with
+//! its gRPC code, its cause and its remedy.
 //!
 //! The words are part of the public API and never change. `docs/errors.md` is generated from this
 //! file: after a change, run `CODELIA_BLESS=1 cargo test -p codelia-types`.
@@ -394,7 +394,8 @@ code it came with.
         text.push_str("| reason | gRPC code | cause | remedy |\n|---|---|---|---|\n");
         for reason in Reason::ALL {
             let code = reason.code();
-            writeln!(text, "| `{reason}` | {code:?} | {} | {} |", reason.cause(), reason.remedy()).unwrap();
+            writeln!(text, "| `{reason}` | {code:?} | {} | {} |", reason.cause(), reason.remedy())
+                .unwrap();
         }
         text
     }
@@ -417,7 +418,10 @@ code it came with.
         for reason in Reason::ALL.iter().chain(&[Reason::Unknown]) {
             for text in [reason.cause(), reason.remedy()] {
                 let is_sentence = text.ends_with('.') || text.starts_with(char::is_uppercase);
-                assert!(text.len() > 5 && !is_sentence && !text.contains('|'), "{reason}: {text:?}");
+                assert!(
+                    text.len() > 5 && !is_sentence && !text.contains('|'),
+                    "{reason}: {text:?}"
+                );
             }
         }
     }
@@ -443,7 +447,8 @@ code it came with.
 
     #[test]
     fn unknown_word_does_not_make_outcome_unreadable() {
-        let stored = r#"{"kind":"refused","detail":{"reason":"FROM_THE_FUTURE","message":"later"}}"#;
+        let stored =
+            r#"{"kind":"refused","detail":{"reason":"FROM_THE_FUTURE","message":"later"}}"#;
         let refusal = Refusal { reason: Reason::Unknown, message: "later".to_owned() };
         assert_eq!(serde_json::from_str::<Outcome>(stored).unwrap(), Outcome::Refused(refusal));
     }

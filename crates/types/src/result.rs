@@ -107,9 +107,18 @@ mod tests {
     fn result_is_read_as_it_was_written() {
         let mut violations = Violations::default();
         let (kind, syscall) = (Violation::EXEC_DENIED.to_owned(), "execve".to_owned());
-        violations.add(Violation { kind, syscall, nr: 59, args: [u64::MAX; 6], path: Some("/x".into()) });
+        violations.add(Violation {
+            kind,
+            syscall,
+            nr: 59,
+            args: [u64::MAX; 6],
+            path: Some("/x".into()),
+        });
         let full = RunResult {
-            usage: Some(Usage { wall_time: Duration::from_nanos(1_000_000_007), ..Usage::default() }),
+            usage: Some(Usage {
+                wall_time: Duration::from_nanos(1_000_000_007),
+                ..Usage::default()
+            }),
             receipt: Some(Receipt { mounts: 2, ..Receipt::default() }),
             sandbox_root: Some("/s".into()),
             setup_time: Some(Duration::from_nanos(300_001)),

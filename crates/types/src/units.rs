@@ -184,7 +184,10 @@ pub mod optional_duration {
     ///
     /// # Errors
     /// Those of the serializer.
-    pub fn serialize<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(
+        value: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         match value {
             Some(duration) => super::duration::serialize(duration, serializer),
             None => serializer.serialize_none(),
@@ -224,7 +227,9 @@ mod tests {
 
     #[test]
     fn size_is_written_in_the_largest_whole_unit() {
-        for (bytes, text) in [(0, "0"), (1500, "1500 B"), (64 << 20, "64 MiB"), (10 << 30, "10 GiB")] {
+        for (bytes, text) in
+            [(0, "0"), (1500, "1500 B"), (64 << 20, "64 MiB"), (10 << 30, "10 GiB")]
+        {
             assert_eq!(ByteSize(bytes).to_string(), text);
             assert_eq!(text.parse(), Ok(ByteSize(bytes)));
         }
@@ -263,7 +268,9 @@ mod tests {
             second: Option<Duration>,
         }
         let times = |first: &str| serde_json::from_str::<Times>(&format!("{{\"first\": {first}}}"));
-        for (text, millis) in [("500ms", 500), ("10s", 10_000), ("90s", 90_000), ("7d", 604_800_000)] {
+        for (text, millis) in
+            [("500ms", 500), ("10s", 10_000), ("90s", 90_000), ("7d", 604_800_000)]
+        {
             let read = times(&format!("{text:?}")).unwrap();
             assert_eq!(read.first, Duration::from_millis(millis));
             let written = serde_json::to_value(&read).unwrap();

@@ -82,7 +82,13 @@ mod tests {
 
     fn socket(family: u64) -> Violation {
         let args = [family, 0, 0, 0, 0, 0];
-        Violation { kind: "SYSCALL_BLOCKED".into(), syscall: "socket".into(), nr: 41, args, path: None }
+        Violation {
+            kind: "SYSCALL_BLOCKED".into(),
+            syscall: "socket".into(),
+            nr: 41,
+            args,
+            path: None,
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Draining: the worker takes nothing new and waits for its runs. At the deadline it hands back what
-//! may be retried, ends the rest as lost, and releases its sessions.
+//! Draining: the worker takes nothing new and waits for its runs. At the deadline it hands back
+//! what may be retried, ends the rest as lost, and releases its sessions.
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,7 +35,8 @@ impl Drainer {
     /// Drains and unregisters the worker. The lease keeper must keep running meanwhile.
     pub(crate) async fn drain(&self) {
         self.core.drain.shut_down();
-        let drained = self.core.store.worker_drain(self.core.lease.worker(), DrainedBy::Worker).await;
+        let drained =
+            self.core.store.worker_drain(self.core.lease.worker(), DrainedBy::Worker).await;
         log_failure("drain", drained.map(drop));
         self.dispatcher.forget_waiting();
         let deadline = Instant::now() + self.grace;
@@ -54,8 +55,11 @@ impl Drainer {
         }
         self.discard_spares().await;
         log_failure("count", self.flags.flush(&self.core.store).await);
-        let left =
-            self.core.store.worker_leave(self.core.lease.worker(), self.core.lease.incarnation()).await;
+        let left = self
+            .core
+            .store
+            .worker_leave(self.core.lease.worker(), self.core.lease.incarnation())
+            .await;
         log_failure("unregister", left);
     }
 

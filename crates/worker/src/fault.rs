@@ -1,6 +1,7 @@
 //! Points at which tests kill the worker. Programs built for release have none.
 
-/// Kills this process with SIGKILL if `CODELIA_TEST_KILL_AT` is `name`, or at the Nth time if it is `name:N`.
+/// Kills this process with SIGKILL if `CODELIA_TEST_KILL_AT` is `name`, or at the Nth time if it is
+/// `name:N`.
 #[cfg(debug_assertions)]
 pub(crate) fn point(name: &str) {
     use std::sync::{

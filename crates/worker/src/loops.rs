@@ -67,7 +67,8 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
     tasks.critical("rotation", async move { watch_receipts(&w).await });
     let w = worker.clone();
     tasks.critical("mode flags", async move {
-        repeat("mode flags", FlagTally::INTERVAL, &Notify::new(), || w.flags.flush(&w.core.store)).await;
+        repeat("mode flags", FlagTally::INTERVAL, &Notify::new(), || w.flags.flush(&w.core.store))
+            .await;
     });
     let w = worker.clone();
     tasks.critical("disk usage", async move {
@@ -75,7 +76,8 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
     });
     let w = worker.clone();
     tasks.critical("disk space", async move {
-        repeat("disk space", SPACE_INTERVAL, &Notify::new(), || w.disk_reporter.watch_space()).await;
+        repeat("disk space", SPACE_INTERVAL, &Notify::new(), || w.disk_reporter.watch_space())
+            .await;
     });
     let w = worker.clone();
     tasks.critical("audit checkpoints", async move { w.core.store.audit_checkpoints_run().await });
@@ -126,7 +128,9 @@ async fn upkeep(worker: &Worker) {
         match worker.core.store.upkeep_is_permitted().await {
             Ok(true) => break,
             Ok(false) => return pending().await,
-            Err(error) => tracing::warn!(%error, "cannot read the privileges of this role, retrying"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the privileges of this role, retrying")
+            }
         }
         sleep(jittered(RETRY_DELAY)).await;
     }

@@ -72,7 +72,8 @@ codelia_types::options! {
     pub struct WorkerOptions {
         /// Name of this worker, the same after a restart. Default: the host name.
         pub id: Option<WorkerId> = None,
-        /// Where it listens for apis: `IP:PORT` or `unix:/PATH`. Default: a Unix socket in `DATA_DIR`.
+        /// Where it listens for apis: `IP:PORT` or `unix:/PATH`. Default: a Unix socket in
+        /// `DATA_DIR`.
         #[serde(with = "optional_text")]
         pub listen: Option<Listen> = None,
         /// Address that apis use. Default: the address it listens on.
@@ -98,8 +99,8 @@ codelia_types::options! {
         /// How long leases live without a heartbeat.
         #[serde(with = "duration")]
         pub lease_ttl: Duration = Duration::from_secs(15),
-        /// How long before the end of a lease the worker kills its sandboxes, in percent of its time; at
-        /// most 50.
+        /// How long before the end of a lease the worker kills its sandboxes, in percent of its
+        /// time; at most 50.
         pub lease_margin_percent: u32 = 20,
         /// How often the worker looks in the database for runs that were not pushed.
         #[serde(with = "duration")]
@@ -110,13 +111,13 @@ codelia_types::options! {
         /// How long a file call may work. Reads and writes of content end by their own limits.
         #[serde(with = "duration")]
         pub file_call_timeout: Duration = Duration::from_secs(60),
-        /// With less free for sessions, the worker takes no new ones and starts no runs. Default: 1 GiB;
-        /// at most a tenth of the file system.
+        /// With less free for sessions, the worker takes no new ones and starts no runs. Default: 1
+        /// GiB; at most a tenth of the file system.
         pub disk_reserve: Option<ByteSize> = None,
         /// With less free memory on the host, the worker discards prepared sandboxes.
         pub min_free_memory: ByteSize = ByteSize::mib(256),
-        /// What limits the disk space of sessions: `auto`, `project_quota`, `user_quota`, `image` or
-        /// `scan` ([disk](operations/disk.md#disk-mechanisms)).
+        /// What limits the disk space of sessions: `auto`, `project_quota`, `user_quota`, `image`
+        /// or `scan` ([disk](operations/disk.md#disk-mechanisms)).
         pub disk: DiskChoice = DiskChoice::Auto,
     }
 }
@@ -143,8 +144,11 @@ impl WorkerOptions {
     /// Limits of connections, within the open files of this process.
     #[must_use]
     pub fn connections(&self, open_files: u64) -> Limits {
-        let max_connections =
-            within_share("worker.max_connections", self.max_connections, open_files / CONNECTION_SHARE);
+        let max_connections = within_share(
+            "worker.max_connections",
+            self.max_connections,
+            open_files / CONNECTION_SHARE,
+        );
         Limits {
             max_connections,
             max_connections_per_address: max_connections,
@@ -158,8 +162,8 @@ impl WorkerOptions {
         }
     }
 
-    /// Refuses a margin that no lease can have: the worker renews after a third of the time to live,
-    /// and may have to retry.
+    /// Refuses a margin that no lease can have: the worker renews after a third of the time to
+    /// live, and may have to retry.
     pub(crate) fn check(&self) -> Result<(), InvalidOption> {
         if (1..=50).contains(&self.lease_margin_percent) {
             return Ok(());

@@ -9,7 +9,9 @@ use std::{
     time::Duration,
 };
 
-use codelia_store::{Error, EventBody, EventKind, EventSubject, Heartbeat, LeaseConnection, NewWorker};
+use codelia_store::{
+    Error, EventBody, EventKind, EventSubject, Heartbeat, LeaseConnection, NewWorker,
+};
 use codelia_types::Incarnation;
 use serde_json::json;
 use tokio::{runtime::Handle, time::timeout};
@@ -55,8 +57,10 @@ impl Registration {
 
     /// Records that a lease was lost. The worker continues if that fails.
     async fn record_fenced(&self) {
-        let concerned =
-            EventSubject { worker: Some(self.core.lease.worker().clone()), ..EventSubject::default() };
+        let concerned = EventSubject {
+            worker: Some(self.core.lease.worker().clone()),
+            ..EventSubject::default()
+        };
         let happening = EventBody { kind: EventKind::WorkerFenced, field: None, detail: json!({}) };
         if let Err(error) = self.connection.audit_insert(&concerned, &happening).await {
             tracing::warn!(%error, "cannot record the event of the lost lease");
@@ -80,7 +84,9 @@ impl LeaseClient for Registration {
 
     async fn renew(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
         let busy = i32::try_from(self.dispatcher.slots().lock().busy()).unwrap_or(i32::MAX);
-        self.connection.renew(self.core.lease.worker(), incarnation, self.record.lease_ttl, busy).await
+        self.connection
+            .renew(self.core.lease.worker(), incarnation, self.record.lease_ttl, busy)
+            .await
     }
 
     fn on_heartbeat(&self, heartbeat: Heartbeat, lease: &WorkerLease) {

@@ -76,7 +76,8 @@ impl Service {
         let connections = options.worker.connections(options.open_files);
         let serve = server::serve(listener, services.clone(), connections, tasks.stop_token());
         let server = task::background("internal server", serve);
-        let modes: Vec<&str> = worker.core.backends.modes().iter().map(|mode| mode.as_str()).collect();
+        let modes: Vec<&str> =
+            worker.core.backends.modes().iter().map(|mode| mode.as_str()).collect();
         let (modes, disk) = (modes.join(","), worker.core.disk.mechanism().as_str());
         tracing::info!(worker = %options.id, address = worker.address, modes, disk, "worker ready");
         Ok(Self { worker, services, server, tasks })
@@ -109,7 +110,8 @@ impl Service {
         let Self { worker, server, mut tasks, .. } = self;
         let abort_server = server.abort_handle();
         let mut server = server.map(served).fuse();
-        let server_error = async { (&mut server).await.err().unwrap_or(Error::Stopped("internal server")) };
+        let server_error =
+            async { (&mut server).await.err().unwrap_or(Error::Stopped("internal server")) };
         let stopped = shutdown::requested_or_failed(&shutdown, &mut tasks, server_error).await;
         if let Err(error) = &stopped {
             tracing::error!(error = error as &dyn std::error::Error, "worker failed, stopping");
@@ -143,7 +145,8 @@ impl Service {
 /// Opens the session root with what limits the disk space of sessions.
 fn open_root(options: &Options) -> Result<SessionRoot, Error> {
     let root = SessionRoot::open(&options.root, options.uids)?;
-    let (quota, report) = disk::choose(root.path(), options.worker.disk, root.has_separate_users())?;
+    let (quota, report) =
+        disk::choose(root.path(), options.worker.disk, root.has_separate_users())?;
     for (mechanism, missing) in &report.rejected {
         tracing::info!(%mechanism, reason = %missing, "disk limits: mechanism not available");
     }

@@ -147,8 +147,12 @@ impl<T> Slots<T> {
     pub(crate) fn clear_waiting(&mut self) -> Vec<T> {
         self.order.clear();
         self.waiting = 0;
-        let items =
-            self.lanes.values_mut().flat_map(|lane| lane.queue.drain(..)).map(|(_, item)| item).collect();
+        let items = self
+            .lanes
+            .values_mut()
+            .flat_map(|lane| lane.queue.drain(..))
+            .map(|(_, item)| item)
+            .collect();
         self.lanes.retain(|_, lane| lane.running > 0);
         items
     }

@@ -92,24 +92,30 @@ impl Upkeep {
         }
         let dirs = self.core.root.volumes();
         let found = spawn_blocking(move || dirs.list()).await.map_err(io::Error::from).flatten();
-        let found =
-            found.inspect_err(|error| tracing::error!(%error, "cannot list volumes")).unwrap_or_default();
+        let found = found
+            .inspect_err(|error| tracing::error!(%error, "cannot list volumes"))
+            .unwrap_or_default();
         for ids in found.chunks(ORPHANS_PER_QUERY) {
             for id in self.core.store.volume_list_orphans(self.core.root.id, ids).await? {
                 let dirs = self.core.root.volumes();
                 let removed = spawn_blocking(move || dirs.remove(id)).await;
                 match removed.map_err(io::Error::from).flatten() {
                     Ok(bytes) => tracing::info!(volume = %id, bytes, "volume directory removed"),
-                    Err(error) => tracing::error!(volume = %id, %error, "cannot remove a volume, retrying"),
+                    Err(error) => {
+                        tracing::error!(volume = %id, %error, "cannot remove a volume, retrying")
+                    }
                 }
             }
         }
         Ok(())
     }
 
-    /// Drops held changes of sessions that nobody holds, when they waited too long: taking a session does.
+    /// Drops held changes of sessions that nobody holds, when they waited too long: taking a
+    /// session does.
     async fn drop_unheld(&self) -> Result<(), Error> {
-        for id in self.core.store.changes_list_expired_any_tenant(self.core.root.id, SWEEP_LIMIT).await? {
+        for id in
+            self.core.store.changes_list_expired_any_tenant(self.core.root.id, SWEEP_LIMIT).await?
+        {
             self.leases.acquire(id, false).await?;
         }
         Ok(())
@@ -127,8 +133,10 @@ impl Upkeep {
     }
 
     async fn remove_ended(&self, current: &WorkerLease) -> Result<(), Error> {
-        let (worker, incarnation, root) = (self.core.lease.worker(), current.incarnation, self.core.root.id);
-        let ended = self.core.store.session_list_removable(worker, incarnation, root, SWEEP_LIMIT).await?;
+        let (worker, incarnation, root) =
+            (self.core.lease.worker(), current.incarnation, self.core.root.id);
+        let ended =
+            self.core.store.session_list_removable(worker, incarnation, root, SWEEP_LIMIT).await?;
         let removed = stream::iter(ended)
             .map(|id| async move { self.remove_session(id).await.then_some(id) })
             .buffer_unordered(MAX_CONCURRENT_REMOVALS);
@@ -145,8 +153,8 @@ impl Upkeep {
         Ok(())
     }
 
-    /// Removes the directory of an ended session when its runs have ended and are committed, which needs
-    /// its lease. Returns whether it did.
+    /// Removes the directory of an ended session when its runs have ended and are committed, which
+    /// needs its lease. Returns whether it did.
     async fn remove_session(&self, id: SessionId) -> bool {
         self.core.sessions.close(id);
         self.core.runs.cancel_session(id);
@@ -190,7 +198,10 @@ where
     T: Send + 'static,
     F: FnOnce() -> Result<T, RootError> + Send + 'static,
 {
-    let done = spawn_blocking(work).await.map_err(|panic| RootError::interrupted(panic.into())).flatten();
-    done.inspect_err(|error| tracing::error!(error = error as &dyn std::error::Error, "session root failed"))
-        .ok()
+    let done =
+        spawn_blocking(work).await.map_err(|panic| RootError::interrupted(panic.into())).flatten();
+    done.inspect_err(|error| {
+        tracing::error!(error = error as &dyn std::error::Error, "session root failed")
+    })
+    .ok()
 }

@@ -28,7 +28,9 @@ use crate::{
         registry::RunRegistry, signs::canary::CanaryResponder,
     },
     sandbox::{backends::Backends, receipts::Receipts, spare_pool::SparePool},
-    session::{acquire::SessionLeases, disk_report::DiskReporter, spare_maker::SpareMaker, table::Sessions},
+    session::{
+        acquire::SessionLeases, disk_report::DiskReporter, spare_maker::SpareMaker, table::Sessions,
+    },
     slots::SlotQueue,
     upkeep::Upkeep,
     workspace::{removal_backoff::RemovalBackoff, root::SessionRoot},
@@ -84,8 +86,11 @@ impl Worker {
         let space = Arc::new(Space::new(&options.root, settings.disk_reserve.map(ByteSize::bytes)));
         let flags = Arc::<FlagTally>::default();
         let canaries = Arc::new(CanaryResponder::new(core.clone(), escape.clone()));
-        let spares =
-            Arc::new(SpareMaker { core: core.clone(), slots: slots.clone(), egress: egress.clone() });
+        let spares = Arc::new(SpareMaker {
+            core: core.clone(),
+            slots: slots.clone(),
+            egress: egress.clone(),
+        });
         let executor = Arc::new(Executor {
             core: core.clone(),
             spares: spares.clone(),
@@ -99,7 +104,8 @@ impl Worker {
             escape,
             secret_key: options.secret_key.clone(),
         });
-        let dispatcher = Arc::new(Dispatcher { core: core.clone(), slots: slots.clone(), executor });
+        let dispatcher =
+            Arc::new(Dispatcher { core: core.clone(), slots: slots.clone(), executor });
         let leases = Arc::new(SessionLeases { core: core.clone(), spares, space: space.clone() });
         let poller = Arc::new(Poller {
             core: core.clone(),
@@ -108,7 +114,9 @@ impl Worker {
             last: Mutex::default(),
         });
         let registration = Registration {
-            connection: core.store.lease_connection((settings.lease_ttl / 4).max(MIN_LEASE_TIMEOUT)),
+            connection: core
+                .store
+                .lease_connection((settings.lease_ttl / 4).max(MIN_LEASE_TIMEOUT)),
             runtime: Handle::current(),
             record: record(options, &core, &address),
             receipts: receipts.clone(),
@@ -166,7 +174,8 @@ impl Worker {
 
     /// The service through which apis read and write the files of sessions.
     pub(crate) fn file_service(&self) -> FileService {
-        let workspaces = Workspaces { core: self.core.clone(), call_timeout: self.file_call_timeout };
+        let workspaces =
+            Workspaces { core: self.core.clone(), call_timeout: self.file_call_timeout };
         let (decider, space) = (self.upkeep.decider.clone(), self.disk_reporter.space.clone());
         FileService::new(workspaces, decider, self.leases.clone(), space)
     }
@@ -196,7 +205,8 @@ fn core(
 
 fn max_spares(options: &Options) -> usize {
     let by_descriptors = options.open_files / 4 / DESCRIPTORS_PER_SANDBOX;
-    (options.worker.slots() * 2 + EXTRA_SPARES).min(usize::try_from(by_descriptors).unwrap_or(usize::MAX))
+    (options.worker.slots() * 2 + EXTRA_SPARES)
+        .min(usize::try_from(by_descriptors).unwrap_or(usize::MAX))
 }
 
 /// What the worker registers.

@@ -14,7 +14,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{
-    CreateSessionRequest, ListWorkersRequest, Run, SandboxMode, StartRunRequest, Worker, WorkerState, outcome,
+    CreateSessionRequest, ListWorkersRequest, Run, SandboxMode, StartRunRequest, Worker,
+    WorkerState, outcome,
 };
 use codelia_tests::{Client, ENGINE_SOCKET, available, eventually, shell};
 use futures::future::try_join_all;
@@ -38,8 +39,12 @@ fn services_have_no_privileges() -> Result<()> {
     let project = Project::read()?;
     for (name, service) in &project.services {
         ensure!(service.cap_drop == ["ALL"], "{name} drops all capabilities");
-        ensure!(service.security_opt.iter().any(|option| option == "no-new-privileges:true"), "{name}");
-        let unconfined = |option: &&String| option.contains("seccomp") && option.contains("unconfined");
+        ensure!(
+            service.security_opt.iter().any(|option| option == "no-new-privileges:true"),
+            "{name}"
+        );
+        let unconfined =
+            |option: &&String| option.contains("seccomp") && option.contains("unconfined");
         ensure!(!service.security_opt.iter().any(|option| unconfined(&option)), "{name}");
         let added: &[&str] = if name == "setup" { &["CHOWN"] } else { &[] };
         ensure!(service.cap_add == added, "{name}: {:?}", service.cap_add);
@@ -49,23 +54,28 @@ fn services_have_no_privileges() -> Result<()> {
     Ok(())
 }
 
-/// The calls of the profile of workers that Docker's default denies are those of the table in the page.
+/// The calls of the profile of workers that Docker's default denies are those of the table in the
+/// page.
 #[test]
 fn seccomp_profile_adds_only_documented_calls() -> Result<()> {
-    let read = |path: &str| std::fs::read_to_string(deploy().join(path)).with_context(|| path.to_owned());
+    let read =
+        |path: &str| std::fs::read_to_string(deploy().join(path)).with_context(|| path.to_owned());
     let profile: serde_json::Value = serde_json::from_str(&read("codelia-worker-seccomp.json")?)?;
     let (page, calls) = (read("../docs/compose.md")?, read("../docs/syscalls.md")?);
     let documented = page.split("and in\naddition:").nth(1).context("the table")?;
     let documented = documented.split("\n\n").nth(1).context("its rows")?;
     // | Codelia | Docker | in gVisor | calls |
-    let denied =
-        calls.lines().filter(|line| line.split('|').nth(2).is_some_and(|cell| cell.trim() == "denied"));
+    let denied = calls
+        .lines()
+        .filter(|line| line.split('|').nth(2).is_some_and(|cell| cell.trim() == "denied"));
     let denied: String = denied.collect();
     let is_named = |text: &str, call: &str| text.contains(&format!("`{call}`"));
     let mut added = 0;
     for rule in profile["syscalls"].as_array().context("rules")? {
-        let is_added = rule["comment"].as_str().is_some_and(|comment| comment.starts_with("In addition"));
-        let names = rule["names"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str);
+        let is_added =
+            rule["comment"].as_str().is_some_and(|comment| comment.starts_with("In addition"));
+        let names =
+            rule["names"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str);
         for name in names.filter(|_| rule["action"] == "SCMP_ACT_ALLOW") {
             ensure!(!is_added || is_named(documented, name), "{name} is not in the table");
             ensure!(is_added || !is_named(&denied, name), "Docker denies {name}");
@@ -130,7 +140,10 @@ fn is_retryable(status: &Status) -> bool {
 }
 
 fn has_succeeded(run: &Run) -> bool {
-    matches!(run.outcome.as_ref().and_then(|outcome| outcome.kind.as_ref()), Some(outcome::Kind::Exited(0)))
+    matches!(
+        run.outcome.as_ref().and_then(|outcome| outcome.kind.as_ref()),
+        Some(outcome::Kind::Exited(0))
+    )
 }
 
 #[tokio::test]
@@ -152,11 +165,13 @@ async fn serve_runs_through_deaths(project: &project::Started) -> Result<()> {
     ensure!(has_succeeded(&run), "{run:?}");
     ensure!(run.mode() == SandboxMode::Native, "{run:?}");
     // The control: the worker itself sees what its sandbox must not see.
-    project.exec("worker-1", &["sh", "-c", "test -e /setup/codelia && test -e /var/lib/codelia"])?;
+    project
+        .exec("worker-1", &["sh", "-c", "test -e /setup/codelia && test -e /var/lib/codelia"])?;
 
     let (runs, is_killed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let used = Mutex::new(WORKERS[0]);
-    let callers = try_join_all((0..CALLERS).map(|_| use_session(&caller, &runs, &used, &is_killed)));
+    let callers =
+        try_join_all((0..CALLERS).map(|_| use_session(&caller, &runs, &used, &is_killed)));
     let kill = async {
         let run_often = || async { (runs.load(Ordering::Relaxed) > 2 * CALLERS).then_some(()) };
         eventually("every session runs", run_often).await;
@@ -191,7 +206,8 @@ async fn use_session(
         let run = caller.run(&session, "echo started; sleep 0.3; echo done >> file").await?;
         ensure!(has_succeeded(&run), "a run was lost: {run:?}");
         runs.fetch_add(1, Ordering::Relaxed);
-        let worker = WORKERS.into_iter().find(|id| run.worker_id.ends_with(id)).context("worker")?;
+        let worker =
+            WORKERS.into_iter().find(|id| run.worker_id.ends_with(id)).context("worker")?;
         *used.lock().unwrap_or_else(PoisonError::into_inner) = worker;
         workers.push(run.worker_id);
     }
@@ -203,9 +219,12 @@ async fn connect(project: &project::Started) -> Result<Caller> {
     let (authority, key) = (read("/setup/codelia/ca.pem")?, read("/setup/operator/operator.key")?);
     let mut clients = Vec::new();
     for api in APIS {
-        let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&authority)).domain_name(api);
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(&authority))
+            .domain_name(api);
         let endpoint = format!("https://{}:7300", project.address(api, "public")?);
-        let connected = || async { Client::connect_tls(&endpoint, key.trim(), tls.clone()).await.ok() };
+        let connected =
+            || async { Client::connect_tls(&endpoint, key.trim(), tls.clone()).await.ok() };
         clients.push(eventually("the api answers", connected).await);
     }
     wait_for_workers(&clients[0]).await?;
@@ -216,7 +235,8 @@ async fn connect(project: &project::Started) -> Result<Caller> {
 async fn wait_for_workers(client: &Client) -> Result<()> {
     let deadline = Instant::now() + RUN_TIMEOUT;
     loop {
-        let listed = client.admin().list_workers(ListWorkersRequest::default()).await?.into_inner().workers;
+        let listed =
+            client.admin().list_workers(ListWorkersRequest::default()).await?.into_inner().workers;
         let is_ready = |worker: &&Worker| worker.state() == WorkerState::Ready;
         if listed.iter().filter(is_ready).count() == WORKERS.len() {
             return Ok(());

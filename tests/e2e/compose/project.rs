@@ -1,5 +1,5 @@
-//! Creates the containers, networks and volumes of a compose file. A key that is not applied here is an
-//! error, so that the file and the test cannot differ.
+//! Creates the containers, networks and volumes of a compose file. A key that is not applied here
+//! is an error, so that the file and the test cannot differ.
 
 use std::{collections::BTreeMap, fs, process::Command};
 
@@ -73,7 +73,10 @@ impl Project {
                 "volumes" => volumes = map(value)?.keys().cloned().collect(),
                 "services" => {
                     for (name, service) in map(value)? {
-                        services.insert(name.clone(), Service::parse(service).with_context(|| name.clone())?);
+                        services.insert(
+                            name.clone(),
+                            Service::parse(service).with_context(|| name.clone())?,
+                        );
                     }
                 }
                 other => bail!("{other} is not applied by this test"),
@@ -85,7 +88,8 @@ impl Project {
     /// Builds the image and starts the services in the order of their dependencies.
     pub(super) async fn start(self) -> Result<Started> {
         let prefix = format!("{TEST_CONTAINER}{}", uuid::Uuid::new_v4().simple());
-        let started = Started { prefix, project: self, scratch: Scratch::new()?, is_removed: false };
+        let started =
+            Started { prefix, project: self, scratch: Scratch::new()?, is_removed: false };
         started.start().await.with_context(|| started.logs())?;
         Ok(started)
     }
@@ -120,7 +124,8 @@ impl Service {
                 "read_only" => service.options.push(format!("--read-only={value}")),
                 "mem_limit" => service.options.push(format!("--memory={}", text(value)?)),
                 "pids_limit" => service.options.push(format!("--pids-limit={value}")),
-                // A container that dies is not restarted, so that the test sees it. Addresses are called directly.
+                // A container that dies is not restarted, so that the test sees it. Addresses are
+                // called directly.
                 "restart" | "ports" => {}
                 other => bail!("{other} is not applied by this test"),
             }
@@ -164,7 +169,10 @@ impl Started {
         let mut waiting: Vec<_> = self.project.services.keys().collect();
         while !waiting.is_empty() {
             let is_ready = |name: &&String| {
-                self.project.services[*name].depends_on.iter().all(|(other, _)| !waiting.contains(&other))
+                self.project.services[*name]
+                    .depends_on
+                    .iter()
+                    .all(|(other, _)| !waiting.contains(&other))
             };
             let at = waiting.iter().position(is_ready).context("dependencies form a cycle")?;
             let name = waiting.remove(at);
@@ -185,7 +193,15 @@ impl Started {
         ensure!(copied?.success(), "copy nsjail");
         fs::copy(deploy().join("docker/codelia/Dockerfile"), context.join("Dockerfile"))?;
         let (tag, context) = (self.name("image"), context.display().to_string());
-        engine_command(&["build", "--quiet", "--build-arg", "BASE=codelia-base", "--tag", &tag, &context])?;
+        engine_command(&[
+            "build",
+            "--quiet",
+            "--build-arg",
+            "BASE=codelia-base",
+            "--tag",
+            &tag,
+            &context,
+        ])?;
         Ok(())
     }
 
@@ -202,7 +218,14 @@ impl Started {
         engine_command(&create.iter().map(String::as_str).collect::<Vec<_>>())?;
         let container = self.name(name);
         for network in service.networks.iter().skip(1) {
-            engine_command(&["network", "connect", "--alias", name, &self.name(network), &container])?;
+            engine_command(&[
+                "network",
+                "connect",
+                "--alias",
+                name,
+                &self.name(network),
+                &container,
+            ])?;
         }
         engine_command(&["start", &container]).map(drop)
     }
@@ -220,12 +243,18 @@ impl Started {
         for option in &service.security_opt {
             // A path in the file is relative to it.
             let path = option.strip_prefix("seccomp:").map(|path| deploy().join(path));
-            add("security-opt", &path.map_or(option.clone(), |path| format!("seccomp={}", path.display())));
+            add(
+                "security-opt",
+                &path.map_or(option.clone(), |path| format!("seccomp={}", path.display())),
+            );
         }
         for volume in &service.volumes {
             let is_path = volume.starts_with('.');
-            let source =
-                if is_path { format!("{}/", deploy().canonicalize()?.display()) } else { self.name("") };
+            let source = if is_path {
+                format!("{}/", deploy().canonicalize()?.display())
+            } else {
+                self.name("")
+            };
             add("volume", &format!("{source}{}", volume.strip_prefix("./").unwrap_or(volume)));
         }
         create.extend(service.options.iter().cloned());
@@ -263,7 +292,8 @@ impl Started {
 
     fn postgres_stand_in(&self) -> Result<Vec<String>> {
         let versions = fs::read_dir("/usr/lib/postgresql").context("Postgres of the host")?;
-        let programs = versions.flatten().next().context("no Postgres of the host")?.path().join("bin");
+        let programs =
+            versions.flatten().next().context("no Postgres of the host")?.path().join("bin");
         Ok(vec![
             format!("--env=PATH={}:/usr/bin", programs.display()),
             "--volume=/usr:/usr:ro".to_owned(),
@@ -294,7 +324,10 @@ impl Started {
 
     /// The address of a service in a network.
     pub(super) fn address(&self, service: &str, network: &str) -> Result<String> {
-        let field = format!("{{{{(index .NetworkSettings.Networks \"{}\").IPAddress}}}}", self.name(network));
+        let field = format!(
+            "{{{{(index .NetworkSettings.Networks \"{}\").IPAddress}}}}",
+            self.name(network)
+        );
         Ok(engine_command(&["inspect", "--format", &field, &self.name(service)])?.trim().to_owned())
     }
 
@@ -308,7 +341,8 @@ impl Started {
         for service in self.project.services.keys() {
             let name = self.name(service);
             let lines = container_log(&name).unwrap_or_else(|error| format!("{error}\n"));
-            let state = engine_command(&["inspect", "--format={{json .State}}", &name]).unwrap_or_default();
+            let state =
+                engine_command(&["inspect", "--format={{json .State}}", &name]).unwrap_or_default();
             all += &format!("--- {service} {state}{lines}");
         }
         all
@@ -341,7 +375,8 @@ impl Started {
 /// What a container wrote last, to either stream.
 fn container_log(name: &str) -> Result<String> {
     let host = format!("unix://{}", std::env::var(ENGINE_SOCKET)?);
-    let done = Command::new("docker").args(["--host", &host, "logs", "--tail=30", name]).output()?;
+    let done =
+        Command::new("docker").args(["--host", &host, "logs", "--tail=30", name]).output()?;
     Ok(String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned())
 }
 

@@ -17,7 +17,8 @@ use super::{
 
 #[tokio::test]
 async fn hostile_members_are_refused() -> Result<()> {
-    let Some(Isolated { cluster, client, session, directory, outside }) = Isolated::start().await? else {
+    let Some(Isolated { cluster, client, session, directory, outside }) = Isolated::start().await?
+    else {
         return Ok(());
     };
     let workspace = Workspace::new(&client, &session.name);
@@ -28,8 +29,12 @@ async fn hostile_members_are_refused() -> Result<()> {
     let control = cluster.directory().join("control");
     fs::create_dir(&control)?;
     fs::write(control.join("a.tar"), &absolute)?;
-    let done = Command::new("tar").args(["-x", "-P", "-f", "a.tar"]).current_dir(&control).output()?;
-    ensure!(done.status.success() && outside.join("evil").exists(), "the control wrote nothing: {done:?}");
+    let done =
+        Command::new("tar").args(["-x", "-P", "-f", "a.tar"]).current_dir(&control).output()?;
+    ensure!(
+        done.status.success() && outside.join("evil").exists(),
+        "the control wrote nothing: {done:?}"
+    );
     fs::remove_file(outside.join("evil"))?;
 
     let leads_out = "PATH_LEADS_OUT";
@@ -42,11 +47,27 @@ async fn hostile_members_are_refused() -> Result<()> {
         ("link to outside", new().symlink("l", outside_path).finish(), leads_out),
         ("link up", new().symlink("l", &format!("{up}etc")).finish(), leads_out),
         ("below a link", new().symlink("l", ".").file("l/x", "x").finish(), leads_out),
-        ("directory over a link", new().symlink("l", ".").member(b'5', b"l", b"", b"").finish(), leads_out),
+        (
+            "directory over a link",
+            new().symlink("l", ".").member(b'5', b"l", b"", b"").finish(),
+            leads_out,
+        ),
         ("hard link up", new().hard_link("h", &format!("{up}etc/passwd")).finish(), leads_out),
-        ("hard link to outside", new().hard_link("h", &format!("{outside_path}/f")).finish(), leads_out),
-        ("hard link to a link", new().symlink("l", "first").hard_link("h", "l").finish(), leads_out),
-        ("hard link through a link", new().symlink("l", ".").hard_link("h", "l/first").finish(), leads_out),
+        (
+            "hard link to outside",
+            new().hard_link("h", &format!("{outside_path}/f")).finish(),
+            leads_out,
+        ),
+        (
+            "hard link to a link",
+            new().symlink("l", "first").hard_link("h", "l").finish(),
+            leads_out,
+        ),
+        (
+            "hard link through a link",
+            new().symlink("l", ".").hard_link("h", "l/first").finish(),
+            leads_out,
+        ),
         ("hard link to nothing", new().hard_link("h", "absent").finish(), "FILE_NOT_FOUND"),
         ("character device", new().member(b'3', b"d", b"", b"").finish(), "SPECIAL_FILE"),
         ("block device", new().member(b'4', b"d", b"", b"").finish(), "SPECIAL_FILE"),
@@ -59,7 +80,8 @@ async fn hostile_members_are_refused() -> Result<()> {
         assert_eq!(outcome(workspace.stat("new").await).0, Code::NotFound, "{what} left something");
     }
     // Links that a command planted before.
-    let plant = format!("mkdir t; ln -s {outside_path} t/out; ln -s {outside_path}/f t/file; echo planted");
+    let plant =
+        format!("mkdir t; ln -s {outside_path} t/out; ln -s {outside_path}/f t/file; echo planted");
     assert_eq!(client.exec(&session.name, &plant).await?.stdout_text(), "planted\n");
     for (what, archive) in [
         ("below a planted link", Archive::default().file("out/evil", "x").finish()),
@@ -72,7 +94,10 @@ async fn hostile_members_are_refused() -> Result<()> {
     // A file in place of a planted link replaces the link.
     workspace.import("t", &Archive::default().file("file", "mine").finish(), true).await?;
     assert_eq!(fs::read_to_string(directory.join("t/file"))?, "mine");
-    assert_eq!(outcome(workspace.import("t/out", &Archive::default().finish(), true).await).1, leads_out);
+    assert_eq!(
+        outcome(workspace.import("t/out", &Archive::default().finish(), true).await).1,
+        leads_out
+    );
     let left: Vec<_> = fs::read_dir(&outside)?.flatten().map(|entry| entry.file_name()).collect();
     assert_eq!(left, ["f"]);
     assert_eq!(fs::read_to_string(outside.join("f"))?, "outside");
@@ -95,12 +120,15 @@ async fn hostile_names_arrive_as_they_are() -> Result<()> {
         b"back\\slash",
         "\u{202e}right to left".as_bytes(),
     ];
-    let archive =
-        names.iter().fold(Archive::default(), |archive, name| archive.member(b'0', name, b"", b"x"));
+    let archive = names
+        .iter()
+        .fold(Archive::default(), |archive, name| archive.member(b'0', name, b"", b"x"));
     assert_eq!(workspace.import("d", &archive.finish(), false).await?.entries, 8);
     let directory = directory(&cluster, &session)?.join("d");
-    let mut found: Vec<_> =
-        fs::read_dir(&directory)?.flatten().map(|entry| entry.file_name().into_encoded_bytes()).collect();
+    let mut found: Vec<_> = fs::read_dir(&directory)?
+        .flatten()
+        .map(|entry| entry.file_name().into_encoded_bytes())
+        .collect();
     found.sort();
     let mut expected = names.map(<[u8]>::to_vec);
     expected.sort();

@@ -39,7 +39,8 @@ impl Archive {
 
     /// Adds a file with a name of any length.
     pub(super) fn long_name(self, name: &[u8]) -> Self {
-        self.member(b'L', b"././@LongLink", b"", &[name, b"\0"].concat()).member(b'0', b"cut", b"", b"x")
+        self.member(b'L', b"././@LongLink", b"", &[name, b"\0"].concat())
+            .member(b'0', b"cut", b"", b"x")
     }
 
     pub(super) fn symlink(self, name: &str, to: &str) -> Self {

@@ -32,14 +32,21 @@ const PLANT: &str = "set -e; umask 022; mkdir -p tree/empty tree/sub; cd tree; e
 fn untar(archive: &[u8], into: &Path) -> Result<()> {
     fs::create_dir_all(into)?;
     fs::write(into.with_extension("tar"), archive)?;
-    let done = Command::new("tar").arg("xf").arg(into.with_extension("tar")).arg("-C").arg(into).output()?;
+    let done = Command::new("tar")
+        .arg("xf")
+        .arg(into.with_extension("tar"))
+        .arg("-C")
+        .arg(into)
+        .output()?;
     ensure!(done.status.success(), "tar: {}", String::from_utf8_lossy(&done.stderr));
     Ok(())
 }
 
 #[tokio::test]
 async fn archive_round_trips_with_links_and_names() -> Result<()> {
-    let Some(Isolated { cluster, client, session, .. }) = Isolated::start().await? else { return Ok(()) };
+    let Some(Isolated { cluster, client, session, .. }) = Isolated::start().await? else {
+        return Ok(());
+    };
     let name = &session.name;
     let workspace = Workspace::new(&client, name);
     assert_eq!(client.exec(name, PLANT).await?.stdout_text(), "done\n");
@@ -51,11 +58,20 @@ async fn archive_round_trips_with_links_and_names() -> Result<()> {
     for (format, copy) in [(ArchiveFormat::Tar, "plain"), (ArchiveFormat::TarZstd, "compressed")] {
         let (archive, summary) = workspace.export("tree", format).await?;
         assert_eq!((summary.skipped_count, summary.entries), (0, 106), "{summary:?}");
-        assert_eq!(archive.len() < 1 << 20, format == ArchiveFormat::TarZstd, "{} bytes", archive.len());
+        assert_eq!(
+            archive.len() < 1 << 20,
+            format == ArchiveFormat::TarZstd,
+            "{} bytes",
+            archive.len()
+        );
         let imported = workspace.import(copy, &archive, false).await?;
-        assert_eq!((imported.entries, imported.content_bytes), (summary.entries, summary.content_bytes));
+        assert_eq!(
+            (imported.entries, imported.content_bytes),
+            (summary.entries, summary.content_bytes)
+        );
         assert_eq!(inventory(copy).await?, expected, "{copy}");
-        let owners = client.exec(name, &format!("find {copy} ! -user \"$(id -u)\" | wc -l")).await?;
+        let owners =
+            client.exec(name, &format!("find {copy} ! -user \"$(id -u)\" | wc -l")).await?;
         assert_eq!(owners.stdout_text(), "0\n");
     }
     // The host's own tar reads what was exported, and what it packs can be imported.
@@ -78,7 +94,8 @@ async fn archive_round_trips_with_links_and_names() -> Result<()> {
         let packed = pack.arg(&unpacked).args(["-c", "."]).output()?;
         ensure!(packed.status.success(), "{}", String::from_utf8_lossy(&packed.stderr));
         workspace.import(flavour, &packed.stdout, false).await?;
-        let copied = client.exec(name, &format!("cd {flavour}; cat sub/second tool; readlink link")).await?;
+        let copied =
+            client.exec(name, &format!("cd {flavour}; cat sub/second tool; readlink link")).await?;
         assert_eq!(copied.stdout_text(), "text\ntool\nsub/file\n", "{flavour}");
     }
     cluster.end().await
@@ -86,7 +103,9 @@ async fn archive_round_trips_with_links_and_names() -> Result<()> {
 
 #[tokio::test]
 async fn export_reports_what_it_leaves_out() -> Result<()> {
-    let Some(Isolated { cluster, client, session, .. }) = Isolated::start().await? else { return Ok(()) };
+    let Some(Isolated { cluster, client, session, .. }) = Isolated::start().await? else {
+        return Ok(());
+    };
     let name = &session.name;
     let workspace = Workspace::new(&client, name);
     let deep = "mkdir -p t/closed t/open; cd t; echo secret > closed/f; echo x > denied; chmod 0 denied closed; mkfifo fifo
@@ -97,7 +116,8 @@ async fn export_reports_what_it_leaves_out() -> Result<()> {
         summary.skipped.iter().map(|file| (file.path.split('/').count(), file.reason())).collect();
     skipped.sort_by_key(|(levels, reason)| (*levels, i32::from(*reason)));
     let permission = SkipReason::Permission;
-    let expected = [(1, SkipReason::Special), (1, permission), (1, permission), (100, SkipReason::TooDeep)];
+    let expected =
+        [(1, SkipReason::Special), (1, permission), (1, permission), (100, SkipReason::TooDeep)];
     assert_eq!(skipped, expected, "{summary:?}");
     assert_eq!(summary.skipped_count, 4);
     assert!(!archive.windows(6).any(|bytes| bytes == b"secret"));
@@ -125,7 +145,10 @@ async fn failed_import_leaves_nothing_or_says_what() -> Result<()> {
     // The control: the members before it can be imported.
     let good = Archive::default().file("a", "1").file("b/c", "2").finish();
     assert_eq!(workspace.import("good", &good, false).await?.entries, 2);
-    assert_eq!(workspace.list_levels("good", 0, 9).await?.concat(), ["good/a", "good/b", "good/b/c"]);
+    assert_eq!(
+        workspace.list_levels("good", 0, 9).await?.concat(),
+        ["good/a", "good/b", "good/b/c"]
+    );
     // A directory that does not exist appears as a whole or not at all.
     let status = workspace.import("new", &bad, false).await.err().context("a refusal")?;
     assert_eq!(progress(&status)?, ("../evil".into(), "0".into()));
@@ -155,7 +178,8 @@ async fn failed_import_leaves_nothing_or_says_what() -> Result<()> {
     // Bits that give rights are dropped.
     let mode = fs::metadata(directory(&cluster, &session)?.join("old/z"))?.permissions().mode();
     assert_eq!(mode & 0o7777, 0o755);
-    let above = directory(&cluster, &session)?.parent().context("a parent")?.join("workspace.imports");
+    let above =
+        directory(&cluster, &session)?.parent().context("a parent")?.join("workspace.imports");
     let trash = cluster.workers[0].root.join("trash");
     eventually("nothing is left of failed imports", || async {
         let count = |path: &Path| fs::read_dir(path).map_or(0, Iterator::count);
@@ -172,17 +196,22 @@ async fn abandoned_import_is_removed() -> Result<()> {
     let session = client.session().await?;
     let workspace = Workspace::new(&client, &session.name);
     client.put(&session.name, "warm", "up").await?;
-    let imports = directory(&cluster, &session)?.parent().context("a parent")?.join("workspace.imports");
+    let imports =
+        directory(&cluster, &session)?.parent().context("a parent")?.join("workspace.imports");
     let staged = || async { fs::read_dir(&imports).map_or(0, Iterator::count) };
     let (pieces, messages) = mpsc::channel(4);
-    let open = ImportFilesOpen { parent: session.name.clone(), path: "new".into(), overwrite: false };
+    let open =
+        ImportFilesOpen { parent: session.name.clone(), path: "new".into(), overwrite: false };
     pieces.send(ImportFilesRequest { kind: Some(import_files_request::Kind::Open(open)) }).await?;
     let part = Archive::default().file("a", "1").unfinished();
-    pieces.send(ImportFilesRequest { kind: Some(import_files_request::Kind::Data(part.into())) }).await?;
+    pieces
+        .send(ImportFilesRequest { kind: Some(import_files_request::Kind::Data(part.into())) })
+        .await?;
     let mut files = client.files();
     {
         let mut call = std::pin::pin!(files.import_files(ReceiverStream::new(messages)));
-        let begun = eventually("the import has begun", || async { (staged().await > 0).then_some(()) });
+        let begun =
+            eventually("the import has begun", || async { (staged().await > 0).then_some(()) });
         tokio::select! {
             answer = &mut call => anyhow::bail!("an early answer: {answer:?}"),
             () = begun => {}
@@ -201,7 +230,8 @@ async fn pipe(
     from: &str,
     to: &str,
 ) -> Result<(ExportSummary, ImportFilesResponse)> {
-    let request = ExportFilesRequest { parent: session.into(), path: from.into(), ..Default::default() };
+    let request =
+        ExportFilesRequest { parent: session.into(), path: from.into(), ..Default::default() };
     let mut stream = client.files().export_files(request).await?.into_inner();
     let (pieces, messages) = mpsc::channel(2);
     let send = async |kind| pieces.send(ImportFilesRequest { kind: Some(kind) }).await;
@@ -251,11 +281,15 @@ async fn large_archive_is_streamed_not_buffered() -> Result<()> {
 async fn cli_exports_imports_and_lists_levels() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let session = client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
-    client.exec(&session.name, "mkdir -p t/a/b; echo one > t/a/b/c; ln -s a t/link; mkfifo t/fifo").await?;
-    let codelia = async |arguments: &[&str], input: &[u8]| -> Result<codelia_tests::ProcessOutput> {
-        Process::finish(cluster.cli(&client, arguments), input).await
-    };
+    let session =
+        client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
+    client
+        .exec(&session.name, "mkdir -p t/a/b; echo one > t/a/b/c; ln -s a t/link; mkfifo t/fifo")
+        .await?;
+    let codelia =
+        async |arguments: &[&str], input: &[u8]| -> Result<codelia_tests::ProcessOutput> {
+            Process::finish(cluster.cli(&client, arguments), input).await
+        };
     let file = cluster.directory().join("t.tar.zst");
     let file = file.to_str().context("a path in UTF-8")?;
     let done = codelia(&["export", "work:t", "-o", file], b"").await?;
@@ -268,7 +302,11 @@ async fn cli_exports_imports_and_lists_levels() -> Result<()> {
     let json: serde_json::Value = serde_json::from_str(&json.stdout)?;
     assert_eq!((&json["entries"], &json["skippedCount"]), (&"4".into(), &"1".into()));
     let done = codelia(&["import", file, "work:copy"], b"").await?;
-    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "", ""), "{done:?}");
+    assert_eq!(
+        (done.code, done.stdout.as_str(), done.stderr.as_str()),
+        (Some(0), "", ""),
+        "{done:?}"
+    );
     assert_eq!(client.get(&session.name, "copy/link/b/c").await?, "one\n");
     let archive = Archive::default().file("x", "stdin").finish();
     let done = codelia(&["import", "--json", "-", "work:copy"], &archive).await?;
@@ -280,7 +318,8 @@ async fn cli_exports_imports_and_lists_levels() -> Result<()> {
     assert!(refused.code == Some(1) && refused.stderr.contains("PATH_LEADS_OUT"), "{refused:?}");
     assert!(!refused.stderr.contains('\u{1b}'), "{refused:?}");
     let paths = async |arguments: &[&str]| -> Result<Vec<String>> {
-        let listed: serde_json::Value = serde_json::from_str(&codelia(arguments, b"").await?.stdout)?;
+        let listed: serde_json::Value =
+            serde_json::from_str(&codelia(arguments, b"").await?.stdout)?;
         let paths = listed.as_array().into_iter().flatten();
         Ok(paths.filter_map(|file| Some(file["path"].as_str()?.to_owned())).collect())
     };
@@ -290,7 +329,8 @@ async fn cli_exports_imports_and_lists_levels() -> Result<()> {
     assert!(table.stdout.contains("  a/b/c\n"), "{table:?}");
     fs::write(cluster.directory().join("local"), "local")?;
     let local = cluster.directory().join("local");
-    let copied = codelia(&["cp", local.to_str().context("UTF-8")?, "work:new/deep/file"], b"").await?;
+    let copied =
+        codelia(&["cp", local.to_str().context("UTF-8")?, "work:new/deep/file"], b"").await?;
     assert_eq!(copied.code, Some(0), "{copied:?}");
     assert_eq!(client.get(&session.name, "new/deep/file").await?, "local");
     cluster.end().await

@@ -33,7 +33,9 @@ async fn cli_copies_and_lists_files() -> Result<()> {
     let local = local.to_str().context("a path in UTF-8")?;
     let back = cluster.directory().join("back");
     let back = back.to_str().context("a path in UTF-8")?;
-    for arguments in [["cp", local, "work:"], ["cp", "work:notes.txt", back], ["cp", local, "work:b"]] {
+    for arguments in
+        [["cp", local, "work:"], ["cp", "work:notes.txt", back], ["cp", local, "work:b"]]
+    {
         let done = codelia(&cluster, &client, &arguments, b"").await?;
         assert_eq!((done.code, done.stdout.as_str()), (Some(0), ""), "{done:?}");
     }
@@ -45,7 +47,8 @@ async fn cli_copies_and_lists_files() -> Result<()> {
     assert_eq!(done.stdout, "from stdin");
     let done = codelia(&cluster, &client, &["ls", "--json", "work"], b"").await?;
     let listed: serde_json::Value = serde_json::from_str(&done.stdout)?;
-    let names: Vec<_> = listed.as_array().into_iter().flatten().map(|file| file["path"].clone()).collect();
+    let names: Vec<_> =
+        listed.as_array().into_iter().flatten().map(|file| file["path"].clone()).collect();
     assert_eq!(names, ["b", "in", "notes.txt"]);
     for place in ["work", "work:notes.txt", "work:/workspace"] {
         let done = codelia(&cluster, &client, &["ls", place], b"").await?;
@@ -70,7 +73,8 @@ async fn cli_copies_and_lists_files() -> Result<()> {
 async fn download_cannot_choose_local_name() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let session = client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
+    let session =
+        client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
     let plant = "echo evil > .bashrc; chmod 755 .bashrc; ln -s .bashrc result.txt";
     client.exec(&session.name, plant).await?;
     let home = cluster.directory().join("home");
@@ -113,8 +117,9 @@ async fn terminal_gets_no_escape_sequences() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let labels = [("note".to_owned(), format!("label{ATTACK}"))].into();
-    let session =
-        client.create(CreateSessionRequest { alias: "work".into(), labels, ..Default::default() }).await?;
+    let session = client
+        .create(CreateSessionRequest { alias: "work".into(), labels, ..Default::default() })
+        .await?;
     let plant = "a=$(printf '\\033]0;owned\\007'); touch \"name$a\"; ln -s \"target$a\" link";
     client.exec(&session.name, plant).await?;
     let argument = format!("argument{ATTACK}");
@@ -138,7 +143,9 @@ async fn terminal_gets_no_escape_sequences() -> Result<()> {
         terminal.exited().await?;
         let shown = terminal.shows("owned\\u0007").await?;
         assert!(
-            shown.contains("\\u001b]0;owned") && !shown.contains('\u{1b}') && !shown.contains('\u{7}'),
+            shown.contains("\\u001b]0;owned")
+                && !shown.contains('\u{1b}')
+                && !shown.contains('\u{7}'),
             "{shown:?}"
         );
     }
@@ -156,16 +163,20 @@ fn partial_bytes(directory: &Path) -> u64 {
 async fn resume_continues_an_interrupted_download() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let session = client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
-    let made = client.exec(&session.name, "head -c 192M /dev/urandom > large; sha256sum < large").await?;
+    let session =
+        client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
+    let made =
+        client.exec(&session.name, "head -c 192M /dev/urandom > large; sha256sum < large").await?;
     let sum = made.stdout_text();
     let home = cluster.directory().join("home");
     fs::create_dir(&home)?;
     let into = home.to_str().context("a path in UTF-8")?;
     let arguments = ["cp", "--resume", "work:large", into];
     let interrupted = async || -> Result<u64> {
-        let mut copy = Process::start("copy", cluster.cli(&client, &arguments), cluster.directory())?;
-        eventually("a part of the file", || async { (partial_bytes(&home) > 0).then_some(()) }).await;
+        let mut copy =
+            Process::start("copy", cluster.cli(&client, &arguments), cluster.directory())?;
+        eventually("a part of the file", || async { (partial_bytes(&home) > 0).then_some(()) })
+            .await;
         copy.signal(Signal::KILL)?;
         copy.exited().await?;
         Ok(partial_bytes(&home))
@@ -185,7 +196,8 @@ async fn resume_continues_an_interrupted_download() -> Result<()> {
     let original = ReadFileRequest { length: Some(4), ..read(&session.name, "large") };
     bytes[..4].copy_from_slice(&client.read_file(original).await?.1);
     fs::write(&copied, bytes)?;
-    let summed = std::process::Command::new("sha256sum").stdin(fs::File::open(&copied)?).output()?;
+    let summed =
+        std::process::Command::new("sha256sum").stdin(fs::File::open(&copied)?).output()?;
     assert_eq!(String::from_utf8(summed.stdout)?, sum, "the rest is the same");
 
     // A file that has changed is read from its beginning.
@@ -202,7 +214,8 @@ async fn resume_continues_an_interrupted_download() -> Result<()> {
 async fn resume_skips_complete_files() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let session = client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
+    let session =
+        client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
     let local = cluster.directory().join("t");
     fs::create_dir_all(local.join("sub"))?;
     for path in ["same", "longer", "sub/older"] {
@@ -224,7 +237,8 @@ async fn resume_skips_complete_files() -> Result<()> {
     fs::File::options().write(true).open(local.join("sub/older"))?.set_modified(future)?;
     assert_eq!(codelia(&cluster, &client, &up, b"").await?.code, Some(0));
     let after = etags().await?;
-    let is_kept: Vec<bool> = before.iter().zip(&after).map(|(before, after)| before == after).collect();
+    let is_kept: Vec<bool> =
+        before.iter().zip(&after).map(|(before, after)| before == after).collect();
     assert_eq!(is_kept, [true, false, false], "only the complete file is skipped");
 
     // The other way: local files are kept if they are complete, and not replaced without --force.
@@ -246,7 +260,10 @@ async fn resume_skips_complete_files() -> Result<()> {
     let refused = codelia(&cluster, &client, &down, b"").await?;
     assert!(refused.code == Some(1) && refused.stderr.contains("--force"), "{refused:?}");
     let refused = codelia(&cluster, &client, &["cp", "--resume", "work:t/same", "-"], b"").await?;
-    assert!(refused.code == Some(1) && refused.stderr.contains("--resume needs files"), "{refused:?}");
+    assert!(
+        refused.code == Some(1) && refused.stderr.contains("--resume needs files"),
+        "{refused:?}"
+    );
     cluster.end().await
 }
 
@@ -254,7 +271,8 @@ async fn resume_skips_complete_files() -> Result<()> {
 async fn archives_show_progress_on_terminals() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let session = client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
+    let session =
+        client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
     client.exec(&session.name, "mkdir t; head -c 64M /dev/zero > t/f").await?;
     let archive = cluster.directory().join("t.tar");
     let archive = archive.to_str().context("a path in UTF-8")?;

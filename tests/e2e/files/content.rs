@@ -20,14 +20,20 @@ async fn large_file_round_trips_byte_for_byte() -> Result<()> {
     let content = bytes(10_000_000);
     let request = WriteFileOpen { mode: Some(0o750), ..open(&session.name, "a.bin") };
     let written = client.write_file(request, &content).await?;
-    assert_eq!((written.size_bytes, written.mode, written.path.as_str()), (10_000_000, 0o750, "a.bin"));
+    assert_eq!(
+        (written.size_bytes, written.mode, written.path.as_str()),
+        (10_000_000, 0o750, "a.bin")
+    );
     let (file, returned) = client.read_file(read(&session.name, "/workspace/a.bin")).await?;
     assert!(returned == content, "{} bytes returned", returned.len());
     assert_eq!(file, written);
-    let sum = client.exec(&session.name, "sha256sum < a.bin; stat -c %a a.bin").await?.stdout_text();
-    let expected: String = Sha256::digest(&content).iter().map(|byte| format!("{byte:02x}")).collect();
+    let sum =
+        client.exec(&session.name, "sha256sum < a.bin; stat -c %a a.bin").await?.stdout_text();
+    let expected: String =
+        Sha256::digest(&content).iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(sum, format!("{expected}  -\n750\n"));
-    let part = ReadFileRequest { offset: 9_999_990, length: Some(4), ..read(&session.name, "a.bin") };
+    let part =
+        ReadFileRequest { offset: 9_999_990, length: Some(4), ..read(&session.name, "a.bin") };
     assert_eq!(client.read_file(part).await?.1, content[9_999_990..9_999_994]);
     let past_end = ReadFileRequest { offset: 10_000_001, ..read(&session.name, "a.bin") };
     assert_eq!(client.read_file(past_end).await?.1, b"");
@@ -86,7 +92,10 @@ async fn large_file_is_streamed_not_buffered() -> Result<()> {
 pub(super) fn peak_memory(pid: u32) -> i64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or_default();
-    line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("VmHWM in /proc/PID/status")
+    line.split_whitespace()
+        .nth(1)
+        .and_then(|number| number.parse().ok())
+        .expect("VmHWM in /proc/PID/status")
 }
 
 #[tokio::test]

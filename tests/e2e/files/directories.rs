@@ -25,7 +25,9 @@ async fn directories_can_be_managed_and_listed() -> Result<()> {
     assert_eq!(pages, [vec!["a/1", "a/2"], vec!["a/3", "a/b"], vec!["a/fifo", "a/link"]]);
     assert_eq!(workspace.list("", 0).await?, [["a"]]);
     // Names that are not UTF-8 are listed with replacement characters, and do not break paging.
-    client.exec(&name, "mkdir odd; cd odd; touch a \"$(printf 'b\\377')\" \"$(printf 'b\\376')\" c").await?;
+    client
+        .exec(&name, "mkdir odd; cd odd; touch a \"$(printf 'b\\377')\" \"$(printf 'b\\376')\" c")
+        .await?;
     let odd = workspace.list("odd", 1).await?.concat();
     assert_eq!(odd, ["odd/a", "odd/b\u{fffd}", "odd/b\u{fffd}", "odd/c"]);
     workspace.remove("odd", true).await?;
@@ -62,14 +64,20 @@ async fn listing_descends_to_requested_depth() -> Result<()> {
     let open = WriteFileOpen { create_parents: true, ..open(&name, "t/b/c/d") };
     assert_eq!(client.write_file(open.clone(), b"x").await?.path, "t/b/c/d");
     let no_parents = WriteFileOpen { create_parents: false, path: "none/x".into(), ..open.clone() };
-    assert_eq!(outcome(client.write_file(no_parents, b"").await), refused(Code::NotFound, "FILE_NOT_FOUND"));
+    assert_eq!(
+        outcome(client.write_file(no_parents, b"").await),
+        refused(Code::NotFound, "FILE_NOT_FOUND")
+    );
     let through_file = WriteFileOpen { path: "t/b/c/d/e".into(), ..open };
     assert_eq!(
         outcome(client.write_file(through_file, b"").await),
         refused(Code::AlreadyExists, "FILE_EXISTS")
     );
     client
-        .exec(&name, "cd t; touch a b/x c; mkdir -p b/c/e b-; ln -s b link; ln -s / out; touch b-/y")
+        .exec(
+            &name,
+            "cd t; touch a b/x c; mkdir -p b/c/e b-; ln -s b link; ln -s / out; touch b-/y",
+        )
         .await?;
     let all = ["a", "b", "b/c", "b/c/d", "b/c/e", "b/x", "b-", "b-/y", "c", "link", "out"];
     let levels = |max: usize| -> Vec<String> {
@@ -98,8 +106,15 @@ async fn listing_descends_to_requested_depth() -> Result<()> {
     let page = client.files().list_files(request.clone()).await?.into_inner();
     client.exec(&name, "rm -r t/b").await?;
     let next = ListFilesRequest { page_token: page.next_page_token, page_size: 100, ..request };
-    let rest: Vec<_> =
-        client.files().list_files(next).await?.into_inner().files.into_iter().map(|file| file.path).collect();
+    let rest: Vec<_> = client
+        .files()
+        .list_files(next)
+        .await?
+        .into_inner()
+        .files
+        .into_iter()
+        .map(|file| file.path)
+        .collect();
     assert_eq!(rest, ["t/b-", "t/b-/y", "t/c", "t/link", "t/out"]);
     cluster.end().await
 }

@@ -1,5 +1,5 @@
-//! File calls in a session whose files are limited: refused before the limit is exceeded, with nothing
-//! left behind.
+//! File calls in a session whose files are limited: refused before the limit is exceeded, with
+//! nothing left behind.
 
 use std::{fs, time::Instant};
 
@@ -17,7 +17,8 @@ const MIB: usize = 1 << 20;
 async fn limited(cluster: &Cluster, disk_bytes: i64, inodes: i64) -> Result<(Client, String)> {
     let client = cluster.tenant("a").await?;
     let limits = Limits { disk_bytes: Some(disk_bytes), inodes: Some(inodes), ..Limits::default() };
-    let session = client.create(CreateSessionRequest { limits: Some(limits), ..Default::default() }).await?;
+    let session =
+        client.create(CreateSessionRequest { limits: Some(limits), ..Default::default() }).await?;
     Ok((client, session.name))
 }
 

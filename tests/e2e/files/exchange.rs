@@ -1,5 +1,5 @@
-//! A command that exchanges a directory of its session with a link to outside, all the time. The exchange is
-//! one system call, so the name always leads somewhere.
+//! A command that exchanges a directory of its session with a link to outside, all the time. The
+//! exchange is one system call, so the name always leads somewhere.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -28,8 +28,8 @@ while True:
 ";
 
 impl Isolated {
-    /// Exchanges `directory` with a link to the directory outside, until the result is dropped. Everyone may
-    /// read and write outside, so that only the guard of the service prevents it.
+    /// Exchanges `directory` with a link to the directory outside, until the result is dropped.
+    /// Everyone may read and write outside, so that only the guard of the service prevents it.
     pub(super) async fn exchange(&self, directory: &str, link: &str) -> Result<Exec> {
         let outside = &self.outside;
         fs::create_dir(outside.join("tree"))?;
@@ -38,13 +38,19 @@ impl Isolated {
             fs::set_permissions(open, PermissionsExt::from_mode(0o777))?;
         }
         self.client.put(&self.session.name, "exchange.py", EXCHANGE).await?;
-        let script = format!("exec /usr/bin/python3 exchange.py {} {directory} {link}", outside.display());
+        let script =
+            format!("exec /usr/bin/python3 exchange.py {} {directory} {link}", outside.display());
         let mut swapping = Exec::start(&self.client, shell(&self.session.name, &script)).await?;
-        swapping.until("the swapping starts", |seen| seen.stdout_text().contains("swapping")).await?;
+        swapping
+            .until("the swapping starts", |seen| seen.stdout_text().contains("swapping"))
+            .await?;
         // The control: a plain look at the same name reaches both.
         for name in ["tree/f", MARKER] {
             let path = self.directory.join(directory).join(name);
-            ensure!((0..1_000_000).any(|_| fs::read(&path).is_ok()), "the control never saw {name}");
+            ensure!(
+                (0..1_000_000).any(|_| fs::read(&path).is_ok()),
+                "the control never saw {name}"
+            );
         }
         Ok(swapping)
     }

@@ -11,7 +11,8 @@ use super::workspace::{Isolated, Workspace, outcome, refused};
 
 #[tokio::test]
 async fn planted_links_cannot_escape_the_workspace() -> Result<()> {
-    let Some(Isolated { cluster, client, session, directory, outside }) = Isolated::start().await? else {
+    let Some(Isolated { cluster, client, session, directory, outside }) = Isolated::start().await?
+    else {
         return Ok(());
     };
     let name = &session.name;
@@ -28,14 +29,22 @@ async fn planted_links_cannot_escape_the_workspace() -> Result<()> {
     assert_eq!(made.stdout_text(), "made\n");
     // The control: a plain open of these names reads the secret.
     for naive in ["absolute", "directory/f", "up", "magic", "d/chain"] {
-        assert_eq!(fs::read_to_string(directory.join(naive))?, "outside", "a plain open of {naive}");
+        assert_eq!(
+            fs::read_to_string(directory.join(naive))?,
+            "outside",
+            "a plain open of {naive}"
+        );
     }
     let leads_out = refused(Code::PermissionDenied, "PATH_LEADS_OUT");
     for path in ["absolute", "directory/f", "up", "magic", "own", "procs/passwd", "d/chain"] {
         assert_eq!(outcome(client.get(name, path).await), leads_out, "reading {path}");
         assert_eq!(outcome(client.put(name, path, "taken").await), leads_out, "writing {path}");
         assert_eq!(outcome(workspace.copy(path, "copy", false).await), leads_out, "copying {path}");
-        assert_eq!(outcome(workspace.copy("inside", path, true).await), leads_out, "copying to {path}");
+        assert_eq!(
+            outcome(workspace.copy("inside", path, true).await),
+            leads_out,
+            "copying to {path}"
+        );
     }
     for path in ["directory/new", "procs/new"] {
         assert_eq!(outcome(workspace.make_directory(path, true).await), leads_out, "{path}");
@@ -50,7 +59,8 @@ async fn planted_links_cannot_escape_the_workspace() -> Result<()> {
     assert_eq!(client.get(name, "home/good").await?, "inside");
     assert_eq!(fs::read_dir(&outside)?.count(), 1);
     assert_eq!(fs::read_to_string(&secret)?, "outside");
-    let events = recorded_events(&cluster.store, &"a".parse()?, Some(EventKind::FileRefused)).await?;
+    let events =
+        recorded_events(&cluster.store, &"a".parse()?, Some(EventKind::FileRefused)).await?;
     assert!(events.len() >= 30, "each attempt is an event, got {}", events.len());
     let event = events.last().context("an event")?;
     assert_eq!(event.body.field.as_deref(), Some("path"));
@@ -61,7 +71,8 @@ async fn planted_links_cannot_escape_the_workspace() -> Result<()> {
 
 #[tokio::test]
 async fn swapped_links_cannot_fool_file_calls() -> Result<()> {
-    let Some(Isolated { cluster, client, session, directory, outside }) = Isolated::start().await? else {
+    let Some(Isolated { cluster, client, session, directory, outside }) = Isolated::start().await?
+    else {
         return Ok(());
     };
     let name = &session.name;
@@ -90,7 +101,9 @@ async fn swapped_links_cannot_fool_file_calls() -> Result<()> {
                 assert_eq!(text, "inside\n", "round {round}");
                 inside += 1;
             }
-            Err(status) if [Code::PermissionDenied, Code::NotFound].contains(&status.code()) => refused += 1,
+            Err(status) if [Code::PermissionDenied, Code::NotFound].contains(&status.code()) => {
+                refused += 1
+            }
             Err(status) => panic!("round {round}: {status:?}"),
         }
         // The result depends on timing; the place of the change must not.
@@ -107,7 +120,10 @@ async fn swapped_links_cannot_fool_file_calls() -> Result<()> {
             }
         }
     }
-    assert!(inside > 0 && refused > 0, "{inside} inside, {refused} refused: the race did not happen");
+    assert!(
+        inside > 0 && refused > 0,
+        "{inside} inside, {refused} refused: the race did not happen"
+    );
     let left: Vec<_> = fs::read_dir(&outside)?.flatten().map(|entry| entry.file_name()).collect();
     assert_eq!(left, ["f"], "a call changed the outside directory");
     assert_eq!(fs::read_to_string(outside.join("f"))?, "outside");

@@ -20,7 +20,8 @@ use crate::isolation::isolating;
 
 #[tokio::test]
 async fn file_calls_act_as_session_user() -> Result<()> {
-    let Some(Isolated { cluster, client, session, directory, outside }) = Isolated::start().await? else {
+    let Some(Isolated { cluster, client, session, directory, outside }) = Isolated::start().await?
+    else {
         return Ok(());
     };
     if !available("root", (!is_root()).then_some("only root can give sessions their own users")) {
@@ -145,7 +146,8 @@ async fn session_policy_applies_to_file_calls() -> Result<()> {
     client.put(&name, "exact", &"x".repeat(1000)).await?;
     assert_eq!(outcome(client.put(&name, "more", &"x".repeat(1001)).await), too_large);
     assert_eq!(outcome(workspace.stat("more").await).0, Code::NotFound);
-    let events = recorded_events(&cluster.store, &"a".parse()?, Some(EventKind::FileRefused)).await?;
+    let events =
+        recorded_events(&cluster.store, &"a".parse()?, Some(EventKind::FileRefused)).await?;
     let rules: Vec<_> = events.iter().filter_map(|event| event.body.field.as_deref()).collect();
     for rule in ["policy.filesystem.denied_paths", "policy.filesystem.read_only_paths"] {
         assert!(rules.contains(&rule), "{rules:?}");
@@ -180,8 +182,10 @@ fn give_to_owner(files: &Path) -> Result<()> {
 async fn commands_and_file_calls_get_same_answers() -> Result<()> {
     let Some(cluster) = isolating("bwrap", 1).await? else { return Ok(()) };
     let client = cluster.tenant("a").await?;
-    let denied_paths = ["a/secret", "closed", "absent"].map(|path| Path::new("/workspace").join(path));
-    let policy = FilesystemPolicy { denied_paths: denied_paths.to_vec(), ..FilesystemPolicy::default() };
+    let denied_paths =
+        ["a/secret", "closed", "absent"].map(|path| Path::new("/workspace").join(path));
+    let policy =
+        FilesystemPolicy { denied_paths: denied_paths.to_vec(), ..FilesystemPolicy::default() };
     let name = &with_policy(&cluster, Mode::Bwrap, policy, Limits::default()).await?;
     let workspace = Workspace::new(&client, name);
     let files = cluster.workers[0].root.join(name).join("workspace");
@@ -189,7 +193,9 @@ async fn commands_and_file_calls_get_same_answers() -> Result<()> {
     client.put(name, "first", "makes the worker take the session").await?;
     give_to_owner(&files)?;
     let command = async |script: String| -> Result<bool> {
-        let done = client.exec(name, &format!("({script}) >/dev/null 2>&1 && echo yes || echo no")).await?;
+        let done = client
+            .exec(name, &format!("({script}) >/dev/null 2>&1 && echo yes || echo no"))
+            .await?;
         Ok(done.stdout_text() == "yes\n")
     };
     for (path, allowed) in [
@@ -202,17 +208,33 @@ async fn commands_and_file_calls_get_same_answers() -> Result<()> {
         ("absent/inner", false),
     ] {
         let call = client.get(name, path).await.is_ok();
-        assert_eq!((call, command(format!("cat {path}")).await?), (allowed, allowed), "read {path}");
+        assert_eq!(
+            (call, command(format!("cat {path}")).await?),
+            (allowed, allowed),
+            "read {path}"
+        );
         let call = client.put(name, path, "new").await.is_ok();
-        assert_eq!((call, command(format!("echo new > {path}")).await?), (allowed, allowed), "write {path}");
+        assert_eq!(
+            (call, command(format!("echo new > {path}")).await?),
+            (allowed, allowed),
+            "write {path}"
+        );
     }
     for (path, allowed) in [("a", true), ("closed", false), ("a/through", false)] {
         let call = workspace.list(path, 0).await.is_ok();
-        assert_eq!((call, command(format!("ls {path}/")).await?), (allowed, allowed), "list {path}");
+        assert_eq!(
+            (call, command(format!("ls {path}/")).await?),
+            (allowed, allowed),
+            "list {path}"
+        );
     }
     for path in ["a/secret", "closed/inner", "closed"] {
         let call = workspace.remove(path, true).await.is_ok();
-        assert_eq!((call, command(format!("rm -r {path}")).await?), (false, false), "remove {path}");
+        assert_eq!(
+            (call, command(format!("rm -r {path}")).await?),
+            (false, false),
+            "remove {path}"
+        );
     }
     assert!(workspace.remove("a/free", false).await.is_ok(), "the control: others can be removed");
     cluster.end().await

@@ -16,7 +16,9 @@ async fn refusals_have_reasons_and_change_nothing() -> Result<()> {
     let workspace = Workspace::new(&client, &name);
     workspace.make_directory("dir/full", true).await?;
     client.put(&name, "file", "text").await?;
-    client.exec(&name, "mkfifo fifo; ln -s /etc/passwd out; ln -s loop loop; ln -s nothing gone").await?;
+    client
+        .exec(&name, "mkfifo fifo; ln -s /etc/passwd out; ln -s loop loop; ln -s nothing gone")
+        .await?;
     let before = workspace.list("", 0).await?;
     let absent = refused(Code::NotFound, "FILE_NOT_FOUND");
     let exists = refused(Code::AlreadyExists, "FILE_EXISTS");
@@ -44,8 +46,10 @@ async fn refusals_have_reasons_and_change_nothing() -> Result<()> {
     assert_eq!(outcome(client.put(&name, "absent/x", "x").await), absent);
     let only_new = WriteFileOpen { create_only: true, ..open(&name, "file") };
     assert_eq!(outcome(client.write_file(only_new, b"x").await), exists);
-    let unfinished =
-        [write_file_request::Kind::Open(open(&name, "file")), write_file_request::Kind::Data("x".into())];
+    let unfinished = [
+        write_file_request::Kind::Open(open(&name, "file")),
+        write_file_request::Kind::Data("x".into()),
+    ];
     let unfinished = unfinished.map(|kind| WriteFileRequest { kind: Some(kind) });
     let answer = client.files().write_file(tokio_stream::iter(unfinished)).await;
     assert_eq!(refusal(&answer.expect_err("the upload has no finish message")).fields, ["finish"]);
@@ -66,23 +70,33 @@ async fn refusals_have_reasons_and_change_nothing() -> Result<()> {
     assert_eq!(client.get(&name, "file").await?, "text");
 
     let only_runs = client.with_secret(&cluster.key("a", &[KeyScope::Run]).await?)?;
-    assert_eq!(outcome(only_runs.get(&name, "file").await), refused(Code::PermissionDenied, "SCOPE_MISSING"));
+    assert_eq!(
+        outcome(only_runs.get(&name, "file").await),
+        refused(Code::PermissionDenied, "SCOPE_MISSING")
+    );
     let only_files = client.with_secret(&cluster.key("a", &[KeyScope::Files]).await?)?;
     assert_eq!(only_files.get(&name, "file").await?, "text");
     client.close(&name).await?;
-    assert_eq!(outcome(client.get(&name, "file").await), refused(Code::FailedPrecondition, "SESSION_ENDED"));
+    assert_eq!(
+        outcome(client.get(&name, "file").await),
+        refused(Code::FailedPrecondition, "SESSION_ENDED")
+    );
     cluster.end().await
 }
 
 #[tokio::test]
 async fn special_files_are_refused_and_never_opened() -> Result<()> {
-    let Some(Isolated { cluster, client, session, .. }) = Isolated::start().await? else { return Ok(()) };
+    let Some(Isolated { cluster, client, session, .. }) = Isolated::start().await? else {
+        return Ok(());
+    };
     let name = &session.name;
     let workspace = Workspace::new(&client, name);
     let script = "mkfifo fifo; ln -s fifo alias; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"socket\")'
                   (echo sent > fifo; echo opened) & echo waits; wait";
     let mut writer = Exec::start(&client, shell(name, script)).await?;
-    writer.until("a writer blocks on the FIFO", |seen| seen.stdout_text().contains("waits")).await?;
+    writer
+        .until("a writer blocks on the FIFO", |seen| seen.stdout_text().contains("waits"))
+        .await?;
     let special = refused(Code::FailedPrecondition, "SPECIAL_FILE");
     for path in ["fifo", "alias", "socket"] {
         assert_eq!(outcome(client.get(name, path).await), special, "{path}");

@@ -14,7 +14,8 @@ use super::workspace::{directory, outcome};
 
 #[tokio::test]
 async fn file_call_acquires_unleased_session() -> Result<()> {
-    let mut cluster = Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
+    let mut cluster =
+        Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     assert_eq!(session.worker_id, "", "no worker holds it");
@@ -50,7 +51,8 @@ async fn file_call_reaches_session_whose_acquisition_was_not_answered() -> Resul
     for (session, epoch) in [(&session, 2), (&new, 1)] {
         let id = session.session_id.parse()?;
         let candidates = cluster.store.worker_candidates(id, Mode::Logical).await?;
-        let lease = cluster.store.lease_acquire(id, &candidates[0].id, candidates[0].incarnation).await?;
+        let lease =
+            cluster.store.lease_acquire(id, &candidates[0].id, candidates[0].incarnation).await?;
         let epochs = lease.map(|lease| lease.token.epoch);
         assert_eq!(epochs, Some(LeaseEpoch(epoch)), "the control: the store knows the lease");
         let written = || async { client.put(&session.name, "new", "text").await.ok() };
@@ -66,7 +68,8 @@ async fn file_calls_keep_session_active() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let idle_ttl = Duration::from_millis(2500);
-    let idle = CreateSessionRequest { idle_ttl: Some(duration_to_proto(idle_ttl)), ..Default::default() };
+    let idle =
+        CreateSessionRequest { idle_ttl: Some(duration_to_proto(idle_ttl)), ..Default::default() };
     let session = client.create(idle).await?;
     let begun = Instant::now();
     while begun.elapsed() < idle_ttl * 2 {

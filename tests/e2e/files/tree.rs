@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::{Context, Result};
 use codelia_proto::v1::{
-    self, CreateSessionRequest, File, FileKind, ListFilesRequest, ListFilesResponse, ReadFileRequest,
-    ReadFileResponse, StatFileRequest, StatFileResponse,
+    self, CreateSessionRequest, File, FileKind, ListFilesRequest, ListFilesResponse,
+    ReadFileRequest, ReadFileResponse, StatFileRequest, StatFileResponse,
     file_service_server::{FileService, FileServiceServer},
     read_file_response,
 };
@@ -22,7 +22,8 @@ use tonic::{Request, Response, Status, Streaming};
 async fn installation() -> Result<(Cluster, Client, String)> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let session = client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
+    let session =
+        client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
     Ok((cluster, client, session.name))
 }
 
@@ -56,11 +57,15 @@ async fn directory_round_trips_without_links() -> Result<()> {
     assert!(done.stderr.contains("tree/link: a link or special file"), "{done:?}");
     let listed = codelia(&cluster, &client, &["ls", "-R", "--json", "work:tree"]).await?;
     let listed: Value = serde_json::from_str(&listed.stdout)?;
-    let paths: Vec<_> = listed.as_array().into_iter().flatten().map(|file| file["path"].clone()).collect();
+    let paths: Vec<_> =
+        listed.as_array().into_iter().flatten().map(|file| file["path"].clone()).collect();
     let expected = ["empty", "none", "sub", "sub/deep", "sub/deep/large", "tool"];
     assert_eq!(paths, expected.map(|path| format!("tree/{path}")));
     let table = codelia(&cluster, &client, &["ls", "-R", "work:tree"]).await?;
-    assert!(table.stdout.contains("  sub/deep/large\n") && table.stdout.contains("  empty/\n"), "{table:?}");
+    assert!(
+        table.stdout.contains("  sub/deep/large\n") && table.stdout.contains("  empty/\n"),
+        "{table:?}"
+    );
 
     client.exec(&session, "ln -s /etc tree/link; ln -s .. tree/sub/loop; mkfifo tree/fifo").await?;
     // Under a new name, and then into a directory that exists.
@@ -72,7 +77,9 @@ async fn directory_round_trips_without_links() -> Result<()> {
         assert_eq!(fs::read(root.join("sub/deep/large"))?, fs::read(from.join("sub/deep/large"))?);
         assert_eq!((mode(&root.join("tool"))?, mode(&root.join("none"))?), (0o755, 0o644));
         assert!(
-            root.join("empty").is_dir() && !root.join("link").is_symlink() && !root.join("fifo").exists()
+            root.join("empty").is_dir()
+                && !root.join("link").is_symlink()
+                && !root.join("fifo").exists()
         );
     }
     cluster.end().await
@@ -133,7 +140,8 @@ async fn several_sources_need_a_directory() -> Result<()> {
         assert_eq!(done.code, Some(code), "{arguments:?}: {done:?}");
         assert!(done.stderr.contains(message), "{arguments:?}: {done:?}");
     }
-    let done = codelia(&cluster, &client, &["cat", "work:dir/a", "work:dir/none", "work:dir/b"]).await?;
+    let done =
+        codelia(&cluster, &client, &["cat", "work:dir/a", "work:dir/none", "work:dir/b"]).await?;
     assert_eq!((done.code, done.stdout.as_str()), (Some(1), "ab"), "{done:?}");
     assert!(done.stderr.contains("work:dir/none: no such file"), "{done:?}");
     cluster.end().await
@@ -186,8 +194,10 @@ type Answer<T> = Result<Response<T>, Status>;
 #[tonic::async_trait]
 impl FileService for HostileServer {
     type ReadFileStream = Pin<Box<dyn Stream<Item = Result<ReadFileResponse, Status>> + Send>>;
-    type ExportFilesStream = Pin<Box<dyn Stream<Item = Result<v1::ExportFilesResponse, Status>> + Send>>;
-    type WatchFilesStream = Pin<Box<dyn Stream<Item = Result<v1::WatchFilesResponse, Status>> + Send>>;
+    type ExportFilesStream =
+        Pin<Box<dyn Stream<Item = Result<v1::ExportFilesResponse, Status>> + Send>>;
+    type WatchFilesStream =
+        Pin<Box<dyn Stream<Item = Result<v1::WatchFilesResponse, Status>> + Send>>;
 
     async fn list_files(&self, request: Request<ListFilesRequest>) -> Answer<ListFilesResponse> {
         let file = |path: &str, kind: FileKind| File {
@@ -215,9 +225,14 @@ impl FileService for HostileServer {
     async fn read_file(&self, request: Request<ReadFileRequest>) -> Answer<Self::ReadFileStream> {
         let is_large = request.into_inner().path == "t/large";
         let data = if is_large { vec![b'x'; 6] } else { b"evil\n".to_vec() };
-        let file =
-            File { path: "../../elsewhere".into(), size_bytes: 1 << 40, mode: 0o6777, ..File::default() };
-        let kinds = [read_file_response::Kind::File(file), read_file_response::Kind::Data(data.into())];
+        let file = File {
+            path: "../../elsewhere".into(),
+            size_bytes: 1 << 40,
+            mode: 0o6777,
+            ..File::default()
+        };
+        let kinds =
+            [read_file_response::Kind::File(file), read_file_response::Kind::Data(data.into())];
         let messages = kinds.map(|kind| Ok(ReadFileResponse { kind: Some(kind) }));
         Ok(Response::new(Box::pin(tokio_stream::iter(messages))))
     }
@@ -227,7 +242,10 @@ impl FileService for HostileServer {
         Ok(Response::new(StatFileResponse { file: Some(file) }))
     }
 
-    async fn write_file(&self, _: Request<Streaming<v1::WriteFileRequest>>) -> Answer<v1::WriteFileResponse> {
+    async fn write_file(
+        &self,
+        _: Request<Streaming<v1::WriteFileRequest>>,
+    ) -> Answer<v1::WriteFileResponse> {
         Err(Status::unimplemented("write"))
     }
 
@@ -246,7 +264,10 @@ impl FileService for HostileServer {
         Err(Status::unimplemented("copy"))
     }
 
-    async fn remove_file(&self, _: Request<v1::RemoveFileRequest>) -> Answer<v1::RemoveFileResponse> {
+    async fn remove_file(
+        &self,
+        _: Request<v1::RemoveFileRequest>,
+    ) -> Answer<v1::RemoveFileResponse> {
         Err(Status::unimplemented("remove"))
     }
 
@@ -254,11 +275,17 @@ impl FileService for HostileServer {
         Err(Status::unimplemented("edit"))
     }
 
-    async fn export_files(&self, _: Request<v1::ExportFilesRequest>) -> Answer<Self::ExportFilesStream> {
+    async fn export_files(
+        &self,
+        _: Request<v1::ExportFilesRequest>,
+    ) -> Answer<Self::ExportFilesStream> {
         Err(Status::unimplemented("export"))
     }
 
-    async fn watch_files(&self, _: Request<v1::WatchFilesRequest>) -> Answer<Self::WatchFilesStream> {
+    async fn watch_files(
+        &self,
+        _: Request<v1::WatchFilesRequest>,
+    ) -> Answer<Self::WatchFilesStream> {
         Err(Status::unimplemented("watch"))
     }
 
@@ -294,15 +321,21 @@ async fn hostile_server_names_stay_in_destination() -> Result<()> {
     assert_eq!(done.stderr.matches("the file name is not valid").count(), 4, "{done:?}");
     assert!(done.stderr.contains("work:t/large: the file grew during the copy"), "{done:?}");
     let names = |directory: &Path| -> Result<Vec<String>> {
-        let entries =
-            fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        let entries = fs::read_dir(directory)?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
         let mut names = entries.collect::<Result<Vec<_>>>()?;
         names.sort();
         Ok(names)
     };
-    assert_eq!(names(&into.join("t"))?, ["absolute", "outside"], "only the last part of a path is used");
+    assert_eq!(
+        names(&into.join("t"))?,
+        ["absolute", "outside"],
+        "only the last part of a path is used"
+    );
     assert_eq!(mode(&into.join("t/outside"))? & 0o7000, 0);
-    for (directory, only) in [(scratch.join("a"), "b"), (scratch.join("a/b"), "into"), (into.clone(), "t")] {
+    for (directory, only) in
+        [(scratch.join("a"), "b"), (scratch.join("a/b"), "into"), (into.clone(), "t")]
+    {
         assert_eq!(names(&directory)?, [only], "{}", directory.display());
     }
     Ok(())

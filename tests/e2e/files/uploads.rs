@@ -57,7 +57,8 @@ async fn worker_killed_during_upload_leaves_nothing() -> Result<()> {
     let worker = &mut cluster.workers[0].process;
     worker.signal(Signal::KILL)?;
     worker.exited().await?;
-    let answer = within("the caller gets an answer", half.call.join_next()).await.context("an answer")??;
+    let answer =
+        within("the caller gets an answer", half.call.join_next()).await.context("an answer")??;
     assert_eq!(answer.expect_err("the worker is gone").code(), Code::Unavailable);
     drop(half.pieces);
     let names = |path: &PathBuf| -> Result<Vec<_>> {
@@ -85,7 +86,10 @@ async fn aborted_upload_leaves_nothing() -> Result<()> {
     drop(half.call);
     drop(leaving);
     let pid = cluster.workers[0].process.pid();
-    eventually("the worker closes the file", || async { unnamed_files(pid).is_empty().then_some(()) }).await;
+    eventually("the worker closes the file", || async {
+        unnamed_files(pid).is_empty().then_some(())
+    })
+    .await;
     drop(half.pieces);
     assert_eq!(client.get(&session.name, "upload").await?, "before");
     assert_eq!(Workspace::new(&client, &session.name).list("", 0).await?, [["upload"]]);
@@ -94,7 +98,8 @@ async fn aborted_upload_leaves_nothing() -> Result<()> {
 
 #[tokio::test]
 async fn full_disk_is_reported_and_old_file_stays() -> Result<()> {
-    let mut cluster = Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
+    let mut cluster =
+        Cluster::start_with(ClusterOptions { workers: 0, ..ClusterOptions::default() }).await?;
     let Some(disk) = SmallDisk::in_memory(&cluster.directory().join("disk"))? else {
         return cluster.end().await;
     };
@@ -124,7 +129,8 @@ async fn uploads_leave_blocks_reserved_for_root() -> Result<()> {
     };
     let root = disk.path().join("root");
     let content = bytes(8 << 20);
-    fs::write(disk.path().join("of-root"), &content).context("the control: root gets the reserved blocks")?;
+    fs::write(disk.path().join("of-root"), &content)
+        .context("the control: root gets the reserved blocks")?;
     fs::remove_file(disk.path().join("of-root"))?;
     cluster.add_worker_with(&[("CODELIA_SANDBOX_ROOT", &root.display().to_string())]).await?;
     let client = cluster.tenant("a").await?;

@@ -39,10 +39,14 @@ impl Watch {
     }
 
     /// All events up to and with the first that this is true for.
-    pub(super) async fn until(&mut self, is_last: impl Fn(&FileEvent) -> bool) -> Result<Vec<FileEvent>> {
+    pub(super) async fn until(
+        &mut self,
+        is_last: impl Fn(&FileEvent) -> bool,
+    ) -> Result<Vec<FileEvent>> {
         let mut seen = Vec::new();
         loop {
-            let events = self.next().await?.with_context(|| format!("the watch ended after {seen:?}"))?;
+            let events =
+                self.next().await?.with_context(|| format!("the watch ended after {seen:?}"))?;
             seen.extend(events);
             if seen.iter().any(&is_last) {
                 return Ok(seen);
@@ -57,7 +61,9 @@ impl Watch {
 }
 
 fn shown(events: &[FileEvent]) -> Vec<(Kind, &str, &str)> {
-    let shown = events.iter().map(|event| (event.kind(), event.path.as_str(), event.previous_path.as_str()));
+    let shown = events
+        .iter()
+        .map(|event| (event.kind(), event.path.as_str(), event.previous_path.as_str()));
     // What else happens to a file depends on the program that writes it.
     shown.filter(|(kind, ..)| *kind != Kind::Modified).collect()
 }
@@ -76,7 +82,10 @@ async fn changes_are_reported_in_order() -> Result<()> {
     client.exec(&name, script).await?;
     use Kind::{Created, Removed, Renamed};
     let seen = deep.until_created("d/end").await?;
-    assert!(seen.iter().any(|event| event.kind() == Kind::Modified && event.path == "d/f"), "{seen:?}");
+    assert!(
+        seen.iter().any(|event| event.kind() == Kind::Modified && event.path == "d/f"),
+        "{seen:?}"
+    );
     assert!(seen.iter().all(|event| event.time.is_some_and(|time| time.seconds > 1_700_000_000)));
     let expected = [
         (Renamed, "d/g", "d/f"),
@@ -111,7 +120,11 @@ async fn directory_that_is_filled_at_once_loses_no_file() -> Result<()> {
     let made = cluster.directory().join("made");
     let mut expected = Vec::new();
     for tree in 0..20 {
-        let root = if tree % 2 == 0 { made.join(format!("t{tree}")) } else { top.join(format!("t{tree}")) };
+        let root = if tree % 2 == 0 {
+            made.join(format!("t{tree}"))
+        } else {
+            top.join(format!("t{tree}"))
+        };
         for depth in 0..4 {
             let inner = "d/".repeat(depth);
             fs::create_dir_all(root.join(&inner))?;
@@ -139,7 +152,8 @@ async fn directory_that_is_filled_at_once_loses_no_file() -> Result<()> {
 
 #[tokio::test]
 async fn watch_ends_with_the_session_the_directory_or_the_lease() -> Result<()> {
-    let mut cluster = Cluster::start_with(ClusterOptions { workers: 1, ..ClusterOptions::default() }).await?;
+    let mut cluster =
+        Cluster::start_with(ClusterOptions { workers: 1, ..ClusterOptions::default() }).await?;
     let client = cluster.tenant("a").await?;
     let name = client.session().await?.name;
     client.exec(&name, "mkdir -p a/b c").await?;
@@ -222,7 +236,8 @@ async fn policy_and_paths_apply_to_watches() -> Result<()> {
 async fn cli_prints_changes() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
-    let session = client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
+    let session =
+        client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
     client.exec(&session.name, "mkdir -p src").await?;
     let logs = cluster.directory().join("logs");
     fs::create_dir_all(&logs)?;

@@ -90,7 +90,9 @@ async fn swapped_directory_is_never_watched_outside() -> Result<()> {
         let path = if round % 3 == 2 { "t/d" } else { "t" };
         let mut watch = match Watch::begin(&client, &session.name, path, true).await {
             Ok(watch) => watch,
-            Err(status) if [Code::PermissionDenied, Code::NotFound].contains(&status.code()) => continue,
+            Err(status) if [Code::PermissionDenied, Code::NotFound].contains(&status.code()) => {
+                continue;
+            }
             Err(status) => panic!("{status:?}"),
         };
         for number in 0..20 {
@@ -137,8 +139,9 @@ async fn watches_and_directories_are_limited() -> Result<()> {
 
     // 4096 directories with the top itself.
     let top = directory(&cluster, &session)?;
-    let make =
-        |path: &Path, count: usize| (0..count).try_for_each(|n| fs::create_dir_all(path.join(n.to_string())));
+    let make = |path: &Path, count: usize| {
+        (0..count).try_for_each(|n| fs::create_dir_all(path.join(n.to_string())))
+    };
     make(&top.join("d"), 4_094)?;
     let mut watch = Watch::begin(&client, &session.name, "", true).await?;
     fs::write(top.join("d/4000/file"), "x")?;

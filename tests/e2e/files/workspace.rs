@@ -29,7 +29,8 @@ impl<'a> Workspace<'a> {
     }
 
     pub(super) async fn stat(self, path: &str) -> Result<File, Status> {
-        let request = StatFileRequest { parent: self.session.into(), path: path.into(), no_follow: false };
+        let request =
+            StatFileRequest { parent: self.session.into(), path: path.into(), no_follow: false };
         Ok(self.client.files().stat_file(request).await?.into_inner().file.unwrap_or_default())
     }
 
@@ -60,7 +61,8 @@ impl<'a> Workspace<'a> {
     }
 
     pub(super) async fn make_directory(self, path: &str, parents: bool) -> Result<(), Status> {
-        let request = MakeDirectoryRequest { parent: self.session.into(), path: path.into(), parents };
+        let request =
+            MakeDirectoryRequest { parent: self.session.into(), path: path.into(), parents };
         self.client.files().make_directory(request).await.map(drop)
     }
 
@@ -72,7 +74,13 @@ impl<'a> Workspace<'a> {
         self.transfer(Transfer::Copy, from, to, overwrite).await
     }
 
-    async fn transfer(self, how: Transfer, from: &str, to: &str, overwrite: bool) -> Result<(), Status> {
+    async fn transfer(
+        self,
+        how: Transfer,
+        from: &str,
+        to: &str,
+        overwrite: bool,
+    ) -> Result<(), Status> {
         let (parent, source_path, destination_path) = (self.session.into(), from.into(), to.into());
         let mut files = self.client.files();
         match how {
@@ -88,7 +96,8 @@ impl<'a> Workspace<'a> {
     }
 
     pub(super) async fn remove(self, path: &str, recursive: bool) -> Result<(), Status> {
-        let request = RemoveFileRequest { parent: self.session.into(), path: path.into(), recursive };
+        let request =
+            RemoveFileRequest { parent: self.session.into(), path: path.into(), recursive };
         self.client.files().remove_file(request).await.map(drop)
     }
 
@@ -120,7 +129,9 @@ impl Workspace<'_> {
         while let Some(message) = within("a piece of the archive", stream.message()).await? {
             match message.kind {
                 Some(export_files_response::Kind::Data(data)) => archive.extend_from_slice(&data),
-                Some(export_files_response::Kind::Summary(summary)) => return Ok((archive, summary)),
+                Some(export_files_response::Kind::Summary(summary)) => {
+                    return Ok((archive, summary));
+                }
                 None => return Err(Status::internal("empty message")),
             }
         }
@@ -181,7 +192,8 @@ pub(super) fn refused(code: Code, reason: &str) -> (Code, String) {
 /// Returns the host directory of a session's files.
 pub(super) fn directory(cluster: &Cluster, session: &Session) -> Result<PathBuf> {
     let found = cluster.session_directories()?;
-    let is_its = |path: &PathBuf| path.parent().is_some_and(|above| above.ends_with(&session.session_id));
+    let is_its =
+        |path: &PathBuf| path.parent().is_some_and(|above| above.ends_with(&session.session_id));
     found.into_iter().find(is_its).context("the session's directory")
 }
 

@@ -1,5 +1,5 @@
-//! The attacks of one tenant, each bounded in calls and time. No answer is an error: the service may
-//! serve, refuse or drop a hostile call.
+//! The attacks of one tenant, each bounded in calls and time. No answer is an error: the service
+//! may serve, refuse or drop a hostile call.
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
@@ -50,9 +50,13 @@ impl Attacker {
 
     /// Makes all attacks at the same time. Returns when the last call is answered or time is up.
     pub(super) async fn attack(&self) -> Result<()> {
-        let silent = join_all((0..SILENT_CONNECTIONS).map(|_| TcpStream::connect(&self.address))).await;
+        let silent =
+            join_all((0..SILENT_CONNECTIONS).map(|_| TcpStream::connect(&self.address))).await;
         for connection in &silent {
-            self.record("connect", connection.as_ref().map(drop).map_err(|error| error.kind().to_string()));
+            self.record(
+                "connect",
+                connection.as_ref().map(drop).map_err(|error| error.kind().to_string()),
+            );
         }
         let run = self.client.start(shell(&self.session, "exec sleep 100")).await?;
         let all = async {
@@ -75,7 +79,10 @@ impl Attacker {
     /// One line for each attack and answer.
     pub(super) fn report(&self) -> String {
         let answers = self.answers.lock().expect("no attack panics");
-        answers.iter().map(|((attack, answer), count)| format!("{attack}: {count} x {answer}\n")).collect()
+        answers
+            .iter()
+            .map(|((attack, answer), count)| format!("{attack}: {count} x {answer}\n"))
+            .collect()
     }
 
     fn record(&self, attack: &'static str, answer: Result<(), String>) {
@@ -84,15 +91,21 @@ impl Attacker {
     }
 
     /// Makes `count` calls, at most `width` at a time.
-    async fn repeat<F>(&self, attack: &'static str, count: usize, width: usize, call: impl Fn(usize) -> F)
-    where
+    async fn repeat<F>(
+        &self,
+        attack: &'static str,
+        count: usize,
+        width: usize,
+        call: impl Fn(usize) -> F,
+    ) where
         F: Future<Output = Result<(), Status>>,
     {
         let calls = stream::iter(0..count).map(|number| timeout(CALL_TIMEOUT, call(number)));
         calls
             .buffer_unordered(width)
             .for_each(async |answer| {
-                let answer = answer.unwrap_or_else(|_| Err(Status::new(Code::DeadlineExceeded, "")));
+                let answer =
+                    answer.unwrap_or_else(|_| Err(Status::new(Code::DeadlineExceeded, "")));
                 self.record(attack, answer.map_err(|status| format!("{:?}", status.code())));
             })
             .await;
@@ -121,8 +134,14 @@ impl Attacker {
     async fn edits(&self) {
         let edit = async |path: &str, old_text: Vec<u8>, new_text: Vec<u8>| {
             let (parent, path) = (self.session.clone(), path.to_owned());
-            let request =
-                EditFileRequest { parent, path, old_text, new_text, replace_all: true, ..Default::default() };
+            let request = EditFileRequest {
+                parent,
+                path,
+                old_text,
+                new_text,
+                replace_all: true,
+                ..Default::default()
+            };
             self.client.files().edit_file(request).await.map(drop)
         };
         let needle = || [vec![b'a'; MIB - 1], vec![b'b']].concat();
@@ -142,8 +161,11 @@ impl Attacker {
         };
         self.repeat("start with environment", BIG_RUNS, 4, start).await;
         let list = async |_| {
-            let request =
-                ListRunsRequest { parent: "sessions/-".into(), page_size: 1000, ..Default::default() };
+            let request = ListRunsRequest {
+                parent: "sessions/-".into(),
+                page_size: 1000,
+                ..Default::default()
+            };
             self.client.runs().list_runs(request).await.map(drop)
         };
         self.repeat("list runs", 12, 4, list).await;
@@ -151,7 +173,8 @@ impl Attacker {
 
     async fn wrong_keys(&self) {
         let guess = async |number: usize| {
-            let client = self.client.with_secret(&format!("cdl_{number:043}")).expect("a valid header");
+            let client =
+                self.client.with_secret(&format!("cdl_{number:043}")).expect("a valid header");
             client.session().await.map(drop)
         };
         self.repeat("wrong key", WRONG_KEYS, 8, guess).await;
@@ -161,7 +184,10 @@ impl Attacker {
     async fn watches(&self, run: &str) -> Vec<Result<Streaming<WatchRunResponse>, Status>> {
         let watches = join_all((0..WATCHES).map(|_| self.client.watch(run, 0))).await;
         for watch in &watches {
-            self.record("watch", watch.as_ref().map(drop).map_err(|status| format!("{:?}", status.code())));
+            self.record(
+                "watch",
+                watch.as_ref().map(drop).map_err(|status| format!("{:?}", status.code())),
+            );
         }
         watches
     }

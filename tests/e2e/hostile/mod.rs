@@ -30,7 +30,8 @@ const DEFAULT_LEASE: &str = "15s";
 /// Reads a line such as `VmHWM:  123 kB` of `/proc/PID/status`, in MiB.
 fn memory_mib(process: &Process, line: &str) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", process.pid()))?;
-    let value = status.lines().find_map(|found| found.strip_prefix(line)?.split_whitespace().next());
+    let value =
+        status.lines().find_map(|found| found.strip_prefix(line)?.split_whitespace().next());
     Ok(value.with_context(|| format!("no {line}"))?.parse::<u64>()? / 1024)
 }
 

@@ -16,14 +16,19 @@ impl Victim {
         let client = cluster.tenant("victim").await?;
         let session = client.session().await?.name;
         client.exec(&session, "true").await?;
-        let run = client.start(shell(&session, "until [ -e stop ]; do sleep 0.05; done; echo end")).await?;
+        let run = client
+            .start(shell(&session, "until [ -e stop ]; do sleep 0.05; done; echo end"))
+            .await?;
         Ok(Self { client, session, run })
     }
 
     /// Executes one command and checks its result.
     pub(super) async fn execute(&self, number: usize) -> Result<()> {
         let seen = self.client.exec(&self.session, &format!("echo {number}")).await?;
-        ensure!(seen.outcome() == Exited(0) && seen.stdout_text() == format!("{number}\n"), "{seen:?}");
+        ensure!(
+            seen.outcome() == Exited(0) && seen.stdout_text() == format!("{number}\n"),
+            "{seen:?}"
+        );
         Ok(())
     }
 
@@ -45,7 +50,11 @@ impl Victim {
             damage.push(format!("the lease of the session has epoch {epoch}"));
         }
         let counts = [
-            ("events of a lost lease", "SELECT count(*) FROM audit WHERE kind = 'WORKER_FENCED'", 0),
+            (
+                "events of a lost lease",
+                "SELECT count(*) FROM audit WHERE kind = 'WORKER_FENCED'",
+                0,
+            ),
             (
                 "events of a worker out of rotation",
                 "SELECT count(*) FROM audit WHERE kind = 'WORKER_OUT_OF_ROTATION'",

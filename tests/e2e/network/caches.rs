@@ -1,4 +1,5 @@
-//! The caches of cargo, pip and npm in a volume: a second session downloads nothing that the first one has.
+//! The caches of cargo, pip and npm in a volume: a second session downloads nothing that the first
+//! one has.
 
 use std::{
     fs::{self, Permissions},
@@ -13,7 +14,9 @@ use codelia_proto::v1::{
 };
 use codelia_tests::{Exec, available};
 
-use super::{ALLOWED, POLICY, Place, exit_code, is_installed, network_policy, programs, with_authority};
+use super::{
+    ALLOWED, POLICY, Place, exit_code, is_installed, network_policy, programs, with_authority,
+};
 use crate::volumes;
 
 const CACHE: &str = "/cache";
@@ -45,13 +48,17 @@ const MANAGERS: [Manager; 3] = [
 
 /// Copies the toolchain to where sandboxes may see it, with hard links if possible.
 fn stage_toolchain(directory: &Path) -> Result<Option<PathBuf>> {
-    let Ok(printed) = Command::new("rustc").args(["--print", "sysroot"]).output() else { return Ok(None) };
+    let Ok(printed) = Command::new("rustc").args(["--print", "sysroot"]).output() else {
+        return Ok(None);
+    };
     let sysroot = PathBuf::from(String::from_utf8(printed.stdout)?.trim());
     let target = directory.join("toolchain");
     for how in ["-rl", "-r"] {
         fs::create_dir_all(&target)?;
         let mut copy = Command::new("cp");
-        copy.args([how, "--parents", "bin/cargo", "bin/rustc", "lib"]).arg(&target).current_dir(&sysroot);
+        copy.args([how, "--parents", "bin/cargo", "bin/rustc", "lib"])
+            .arg(&target)
+            .current_dir(&sysroot);
         if copy.stderr(Stdio::null()).status()?.success() {
             fs::set_permissions(&target, Permissions::from_mode(0o755))?;
             return Ok(Some(target));
@@ -61,7 +68,8 @@ fn stage_toolchain(directory: &Path) -> Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// A session with the cache, in which each package manager installs a package. Returns what was downloaded.
+/// A session with the cache, in which each package manager installs a package. Returns what was
+/// downloaded.
 async fn install(
     place: &Place,
     mode: VolumeMode,
@@ -73,7 +81,8 @@ async fn install(
     let mounted = volumes::mounting("packages", CACHE, mode).filesystem.unwrap_or_default();
     policy.filesystem = Some(FilesystemPolicy { read_only_paths: opened, ..mounted });
     let timeout = Some(prost_types::Duration { seconds: 300, nanos: 0 });
-    let limits = Some(Limits { memory_bytes: Some(1 << 30), pids: Some(300), timeout, ..Limits::default() });
+    let limits =
+        Some(Limits { memory_bytes: Some(1 << 30), pids: Some(300), timeout, ..Limits::default() });
     let request = CreateSessionRequest {
         network: NetworkMode::Proxy.into(),
         policy: Some(Policy { ..policy }),
@@ -81,7 +90,10 @@ async fn install(
         ..CreateSessionRequest::default()
     };
     let session = place.client.create(request).await?;
-    place.client.put(&session.name, "ca.pem", &fs::read_to_string(place.network.authority())?).await?;
+    place
+        .client
+        .put(&session.name, "ca.pem", &fs::read_to_string(place.network.authority())?)
+        .await?;
     for name in ["package.json", "package-lock.json", "config.toml", "Cargo.lock"] {
         let text = fs::read_to_string(place.network.www().join("projects").join(name))?;
         place.client.put(&session.name, name, &text).await?;
@@ -93,7 +105,10 @@ async fn install(
             toolchain.display(),
             manager.script
         );
-        let done = Exec::start(&place.client, with_authority(&session.name, &script)).await?.finish().await?;
+        let done = Exec::start(&place.client, with_authority(&session.name, &script))
+            .await?
+            .finish()
+            .await?;
         ensure!(exit_code(&done) == Some(0), "{}: {done:?}", manager.tool);
     }
     let requests = place.network.requests().split_off(before);
@@ -108,19 +123,23 @@ async fn second_session_with_a_cache_downloads_nothing() -> Result<()> {
     let toolchain = stage_toolchain(staged.path())?;
     let shown = toolchain.clone().unwrap_or_else(|| staged.path().to_owned());
     let policy = format!("{POLICY}\nfilesystem: {{read_only_paths: [{}]}}", shown.display());
-    let Some(place) = Place::start_under("native", &policy, Vec::new()).await? else { return Ok(()) };
+    let Some(place) = Place::start_under("native", &policy, Vec::new()).await? else {
+        return Ok(());
+    };
     programs::offer_packages(&place.network.www())?;
     let is_missing = |tool| if tool == "cargo" { toolchain.is_none() } else { !is_installed(tool) };
     let mut managers: Vec<&Manager> = MANAGERS.iter().collect();
-    managers.retain(|manager| available("programs", is_missing(manager.tool).then_some(manager.tool)));
+    managers
+        .retain(|manager| available("programs", is_missing(manager.tool).then_some(manager.tool)));
     volumes::create(&place.client, "packages", None).await?;
 
     let first = install(&place, VolumeMode::Exclusive, &shown, &managers).await?;
     for mode in [VolumeMode::Copy, VolumeMode::Exclusive] {
         let again = install(&place, mode, &shown, &managers).await?;
         for manager in &managers {
-            let count =
-                |requests: &[String]| requests.iter().filter(|line| line.contains(manager.downloads)).count();
+            let count = |requests: &[String]| {
+                requests.iter().filter(|line| line.contains(manager.downloads)).count()
+            };
             ensure!(count(&first) == 1, "control: {} downloads once: {first:?}", manager.tool);
             ensure!(count(&again) == 0, "{} downloads again: {again:?}", manager.tool);
         }

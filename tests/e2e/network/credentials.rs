@@ -1,5 +1,5 @@
-//! Secrets that the proxy attaches to requests: the destination gets them, programs reach it with their
-//! usual trust store, and nothing in the sandbox or in the record has the secret.
+//! Secrets that the proxy attaches to requests: the destination gets them, programs reach it with
+//! their usual trust store, and nothing in the sandbox or in the record has the secret.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
@@ -13,7 +13,8 @@ use super::{ALLOWED, CA, OTHER, PROXY_VARIABLES, Place, exit_code, network_polic
 /// A host whose credentials are a user name and a password.
 const LOGIN: &str = "login.example.com";
 
-const POLICY: &str = "network: {mode: proxy, allowed_hosts: ['*.example.com'], credentials: [token, login]}";
+const POLICY: &str =
+    "network: {mode: proxy, allowed_hosts: ['*.example.com'], credentials: [token, login]}";
 
 /// What secrets look like. The pattern does not match itself.
 const PATTERN: &str = "s3cr3t-[0-9a-f]";
@@ -29,8 +30,8 @@ except urllib.error.URLError as error:
     print("untrusted" if isinstance(error.reason, ssl.SSLCertVerificationError) else repr(error))
 "#;
 
-/// Programs that print what they get from `https://$HOST/hello?NAME`, as every program does that knows
-/// nothing of certificate authorities.
+/// Programs that print what they get from `https://$HOST/hello?NAME`, as every program does that
+/// knows nothing of certificate authorities.
 const CLIENTS: [(&str, &str); 4] = [
     ("curl", "curl -fsS --max-time 20 \"https://$HOST/hello?curl\""),
     (
@@ -106,16 +107,22 @@ async fn secrets_stay_outside(mode: &'static str, clients: &[&str]) -> Result<()
     let requests = place.network.requests();
     ensure!(requests.iter().any(|line| line.ends_with(&format!(" Basic {basic}"))), "{requests:?}");
 
-    // The TLS of another host is not terminated: it shows its own certificate, which the sandbox does
-    // not trust by itself. And the host with credentials does not.
+    // The TLS of another host is not terminated: it shows its own certificate, which the sandbox
+    // does not trust by itself. And the host with credentials does not.
     ensure!(
         fetch(&place, &session, &format!("{OTHER} {CA}")).await?.contains("hello"),
         "its own certificate"
     );
     ensure!(fetch(&place, &session, OTHER).await? == "untrusted", "another host is terminated");
-    ensure!(fetch(&place, &session, &format!("{ALLOWED} {CA}")).await? == "untrusted", "not terminated");
+    ensure!(
+        fetch(&place, &session, &format!("{ALLOWED} {CA}")).await? == "untrusted",
+        "not terminated"
+    );
     let requests = place.network.requests();
-    ensure!(requests.iter().any(|line| line.ends_with(&format!("{OTHER} /hello -"))), "{requests:?}");
+    ensure!(
+        requests.iter().any(|line| line.ends_with(&format!("{OTHER} /hello -"))),
+        "{requests:?}"
+    );
 
     nothing_inside_has_a_secret(&place, &session).await?;
     nothing_recorded_has_a_secret(&place, &[&secrets.token, &secrets.password, &basic]).await?;
@@ -125,7 +132,8 @@ async fn secrets_stay_outside(mode: &'static str, clients: &[&str]) -> Result<()
     place.end().await
 }
 
-/// Each program gets through, over the proxy variables and without them, and the host gets the secret.
+/// Each program gets through, over the proxy variables and without them, and the host gets the
+/// secret.
 async fn programs_reach_the_host(
     place: &Place,
     session: &str,
@@ -134,7 +142,8 @@ async fn programs_reach_the_host(
 ) -> Result<()> {
     for (name, script) in CLIENTS.iter().filter(|(name, _)| clients.contains(name)) {
         for prefix in ["", &format!("unset {PROXY_VARIABLES}; ")] {
-            let done = run(place, session, &format!("{prefix}export HOST={ALLOWED}; {script}")).await?;
+            let done =
+                run(place, session, &format!("{prefix}export HOST={ALLOWED}; {script}")).await?;
             let text = done.stdout_text();
             ensure!(exit_code(&done) == Some(0) && text.contains("hello from"), "{name}: {done:?}");
         }
@@ -179,7 +188,10 @@ async fn nothing_recorded_has_a_secret(place: &Place, secrets: &[&str]) -> Resul
     for secret in secrets {
         ensure!(!logs.contains(secret), "a log has a secret");
         let hex: String = secret.bytes().map(|byte| format!("{byte:02x}")).collect();
-        ensure!(!database.contains(secret) && !database.contains(&hex), "the database has a secret");
+        ensure!(
+            !database.contains(secret) && !database.contains(&hex),
+            "the database has a secret"
+        );
     }
     Ok(())
 }
@@ -220,7 +232,10 @@ async fn session_without_grant_gets_no_credentials() -> Result<()> {
     place.client.put(&session, "ca.pem", &fs::read_to_string(place.network.authority())?).await?;
     place.client.put(&session, "fetch.py", FETCH).await?;
     ensure!(fetch(&place, &session, ALLOWED).await? == "untrusted", "its own certificate");
-    ensure!(fetch(&place, &session, &format!("{ALLOWED} {CA}")).await?.contains("hello"), "is reached");
+    ensure!(
+        fetch(&place, &session, &format!("{ALLOWED} {CA}")).await?.contains("hello"),
+        "is reached"
+    );
     let requests = eventually("the request", || async {
         Some(place.network.requests()).filter(|requests| !requests.is_empty())
     })

@@ -32,7 +32,10 @@ async fn inv_s1_shell_is_isolated_by_default() -> Result<()> {
     let record: Value = serde_json::from_str(&done.stdout)?;
     let isolating = ["native", "bwrap", "nsjail", "container"];
     ensure!(isolating.iter().any(|mode| record["isolation"] == *mode), "{done:?}");
-    ensure!(record["mode"] != "SANDBOX_MODE_LOGICAL" && record["outputBytes"].is_null(), "{done:?}");
+    ensure!(
+        record["mode"] != "SANDBOX_MODE_LOGICAL" && record["outputBytes"].is_null(),
+        "{done:?}"
+    );
     up.terminate().await?;
     place.leak_guard().expect_no_processes().await;
     Ok(())
@@ -42,8 +45,9 @@ async fn inv_s1_shell_is_isolated_by_default() -> Result<()> {
 async fn inv_s2_network_is_none_by_default() -> Result<()> {
     let Some(place) = Place::start_under("bwrap", "{}", Vec::new()).await? else { return Ok(()) };
     let session = place.client.session().await?.name;
-    let devices =
-        place.output(&session, "ls /sys/class/net 2>/dev/null || cut -d: -f1 -s /proc/net/dev").await?;
+    let devices = place
+        .output(&session, "ls /sys/class/net 2>/dev/null || cut -d: -f1 -s /proc/net/dev")
+        .await?;
     let devices: Vec<&str> =
         devices.split_whitespace().filter(|word| *word != "face" && *word != "Inter-|").collect();
     ensure!(devices == ["lo"], "{devices:?}");
@@ -139,7 +143,8 @@ async fn inv_s6_command_is_not_root() -> Result<()> {
     // Outside it is not root either.
     let marker = format!("1000.{}", std::process::id());
     let mut run =
-        Exec::start(&place.client, shell(&session, &format!("echo up; exec sleep {marker}"))).await?;
+        Exec::start(&place.client, shell(&session, &format!("echo up; exec sleep {marker}")))
+            .await?;
     run.until_stdout("up").await?;
     let status = eventually("the command runs", || async { status_of(&["sleep", &marker]) }).await;
     for field in ["Uid:", "Gid:"] {
@@ -155,7 +160,8 @@ async fn inv_s6_command_is_not_root() -> Result<()> {
 fn status_of(argv: &[&str]) -> Option<String> {
     let wanted: Vec<u8> = argv.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut found = processes.filter(|path| fs::read(path.join("cmdline")).is_ok_and(|line| line == wanted));
+    let mut found =
+        processes.filter(|path| fs::read(path.join("cmdline")).is_ok_and(|line| line == wanted));
     fs::read_to_string(found.next()?.join("status")).ok()
 }
 
@@ -164,7 +170,8 @@ async fn inv_s8_resolved_address_is_what_counts() -> Result<()> {
     let Some(place) = Place::start("bwrap").await? else { return Ok(()) };
     let session = place.session(&["*.example.com"], &[]).await?;
     let server = place.network.address().to_string();
-    // The first answer is public, later ones are private: each connection has one answer, and uses it.
+    // The first answer is public, later ones are private: each connection has one answer, and uses
+    // it.
     place.network.name("rebinding.example.com", &["next", &server, "127.0.0.1"])?;
     place.network.name("mixed.example.com", &[&server, "10.0.0.1"])?;
     let get = |name: &str| status("", &format!("http://{name}.example.com/hello"));

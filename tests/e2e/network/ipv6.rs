@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 
 use super::{ALLOWED, OTHER, Place};
 
-/// Resolves a name or takes an address, connects to the echo server there, and prints what comes back
-/// or what fails. Nothing of it works over IPv4.
+/// Resolves a name or takes an address, connects to the echo server there, and prints what comes
+/// back or what fails. Nothing of it works over IPv4.
 const CLIENT: &str = r#"
 import socket, sys
 try:
@@ -38,7 +38,10 @@ async fn allowed_name_is_reached_by_ipv6_alone(mode: &'static str) -> Result<()>
     let control = Command::new("/usr/bin/python3").args(["-c", CLIENT, &address]).output()?;
     let control = String::from_utf8(control.stdout)?;
     ensure!(control.contains("Connection refused"), "{control}");
-    ensure!(!place.network.queries().iter().any(|line| line.contains(OTHER)), "a refused name left the host");
+    ensure!(
+        !place.network.queries().iter().any(|line| line.contains(OTHER)),
+        "a refused name left the host"
+    );
     place.end().await
 }
 

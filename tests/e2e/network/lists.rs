@@ -14,7 +14,10 @@ pub(super) fn poll(hosts: &[&str]) -> String {
             "printf '{host}=%s\\n' $(curl -s -o /dev/null --max-time 5 -w '%{{http_code}}' http://{host}/hello)"
         )
     };
-    format!("while :; do {}; sleep 0.05; done", hosts.iter().map(get).collect::<Vec<_>>().join("; "))
+    format!(
+        "while :; do {}; sleep 0.05; done",
+        hosts.iter().map(get).collect::<Vec<_>>().join("; ")
+    )
 }
 
 async fn update(place: &Place, session: &str, hosts: &[&str]) -> Result<(), Status> {
@@ -31,7 +34,8 @@ async fn update(place: &Place, session: &str, hosts: &[&str]) -> Result<(), Stat
 async fn running_run_follows_the_lists_of_its_session() -> Result<()> {
     let Some(place) = Place::start("bwrap").await? else { return Ok(()) };
     let session = place.session(&[ALLOWED], &[]).await?;
-    let mut run = Exec::start(&place.client, with_authority(&session, &poll(&[ALLOWED, OTHER]))).await?;
+    let mut run =
+        Exec::start(&place.client, with_authority(&session, &poll(&[ALLOWED, OTHER]))).await?;
     run.until_stdout(&format!("{ALLOWED}=200")).await?;
     run.until_stdout(&format!("{OTHER}=403")).await?;
     update(&place, &session, &[OTHER]).await?;
@@ -40,8 +44,9 @@ async fn running_run_follows_the_lists_of_its_session() -> Result<()> {
     drop(run);
 
     // Later runs have the new lists, too, and the session shows them.
-    let get =
-        |host: &str| format!("curl -s -o /dev/null --max-time 20 -w '%{{http_code}}' http://{host}/hello");
+    let get = |host: &str| {
+        format!("curl -s -o /dev/null --max-time 20 -w '%{{http_code}}' http://{host}/hello")
+    };
     ensure!(place.output(&session, &get(OTHER)).await? == "200", "the new host");
     ensure!(place.output(&session, &get(ALLOWED)).await? == "403", "the old host");
     let shown = place.client.get_session(&session).await?.policy.context("a policy")?.network;
@@ -55,9 +60,11 @@ async fn change_ends_connections_that_are_no_longer_allowed() -> Result<()> {
     let Some(place) = Place::start("bwrap").await? else { return Ok(()) };
     let session = place.session(&[ALLOWED], &[]).await?;
     // Without end, unless the proxy ends it.
-    let mut run =
-        Exec::start(&place.client, with_authority(&session, &format!("curl -sN http://{ALLOWED}/slow")))
-            .await?;
+    let mut run = Exec::start(
+        &place.client,
+        with_authority(&session, &format!("curl -sN http://{ALLOWED}/slow")),
+    )
+    .await?;
     run.until_stdout("tick").await?;
     update(&place, &session, &[OTHER]).await?;
     let done = run.finish().await?;
@@ -72,8 +79,13 @@ async fn change_must_stay_within_the_installation() -> Result<()> {
     let Some(place) = Place::start_under("bwrap", policy, Vec::new()).await? else { return Ok(()) };
     let session = place.session(&[ALLOWED], &[]).await?;
     let refused = refusal(&update(&place, &session, &["example.org"]).await.unwrap_err());
-    ensure!(refused.fields.iter().any(|field| field.contains("network.allowed_hosts")), "{refused:?}");
-    update(&place, &session, &[OTHER]).await.context("control: within the installation's policy")?;
+    ensure!(
+        refused.fields.iter().any(|field| field.contains("network.allowed_hosts")),
+        "{refused:?}"
+    );
+    update(&place, &session, &[OTHER])
+        .await
+        .context("control: within the installation's policy")?;
     place.end().await
 }
 
@@ -88,7 +100,11 @@ async fn run_with_own_lists_is_held_to_both() -> Result<()> {
     run.until_stdout(&format!("{OTHER}=403")).await?;
     update(&place, &session, &[OTHER]).await?;
     run.until_stdout(&format!("{ALLOWED}=403")).await?;
-    ensure!(!run.transcript.stdout_text().contains(&format!("{OTHER}=200")), "{:?}", run.transcript);
+    ensure!(
+        !run.transcript.stdout_text().contains(&format!("{OTHER}=200")),
+        "{:?}",
+        run.transcript
+    );
     drop(run);
     place.end().await
 }
@@ -102,7 +118,10 @@ async fn network_none_cuts_a_run_of_a_proxy_session() -> Result<()> {
     request.network = NetworkMode::None.into();
     let done = Exec::start(&place.client, request).await?.finish().await?;
     ensure!(exit_code(&done).is_some_and(|code| code != 0), "{done:?}");
-    ensure!(super::finished(&done)?.usage.as_ref().is_some_and(|usage| usage.network.is_none()), "{done:?}");
+    ensure!(
+        super::finished(&done)?.usage.as_ref().is_some_and(|usage| usage.network.is_none()),
+        "{done:?}"
+    );
     ensure!(place.network.requests().is_empty(), "{:?}", place.network.requests());
 
     // By the command line, too.

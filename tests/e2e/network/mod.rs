@@ -18,10 +18,13 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use codelia_policy::CA_VARIABLES;
 use codelia_proto::v1::{
-    CreateSessionRequest, NetworkMode, NetworkPolicy, Policy, PortList, Run, StartRunRequest, TextList,
+    CreateSessionRequest, NetworkMode, NetworkPolicy, Policy, PortList, Run, StartRunRequest,
+    TextList,
 };
 use codelia_store::EventKind;
-use codelia_tests::{Client, Cluster, Exec, RecordedEvent, TestNetwork, Transcript, recorded_events, shell};
+use codelia_tests::{
+    Client, Cluster, Exec, RecordedEvent, TestNetwork, Transcript, recorded_events, shell,
+};
 
 use crate::isolation::isolating_with;
 
@@ -128,10 +131,13 @@ impl Place {
 
 fn network_policy(hosts: &[&str], ports: &[u16]) -> Policy {
     let values = hosts.iter().map(|&host| host.to_owned()).collect();
-    let allowed_ports =
-        (!ports.is_empty()).then(|| PortList { values: ports.iter().map(|&port| i32::from(port)).collect() });
-    let network =
-        NetworkPolicy { allowed_hosts: Some(TextList { values }), allowed_ports, ..NetworkPolicy::default() };
+    let allowed_ports = (!ports.is_empty())
+        .then(|| PortList { values: ports.iter().map(|&port| i32::from(port)).collect() });
+    let network = NetworkPolicy {
+        allowed_hosts: Some(TextList { values }),
+        allowed_ports,
+        ..NetworkPolicy::default()
+    };
     Policy { network: Some(network), ..Policy::default() }
 }
 
@@ -156,10 +162,11 @@ fn finished(done: &Transcript) -> Result<&Run> {
     done.finished.as_ref().context("the run has not ended")
 }
 
-/// A policy that gives containers the programs of the host instead of those of the image, as the other
-/// modes have them.
+/// A policy that gives containers the programs of the host instead of those of the image, as the
+/// other modes have them.
 fn host_programs() -> Result<String> {
-    let mut paths = vec!["/usr".to_owned(), "/etc/alternatives".to_owned(), "/etc/ld.so.cache".to_owned()];
+    let mut paths =
+        vec!["/usr".to_owned(), "/etc/alternatives".to_owned(), "/etc/ld.so.cache".to_owned()];
     for entry in fs::read_dir("/etc")? {
         let path = entry?.path().display().to_string();
         paths.extend(Some(path).filter(|path| path.starts_with("/etc/java-")));

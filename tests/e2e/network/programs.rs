@@ -6,7 +6,9 @@ use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{Limits, StartRunRequest};
 use codelia_tests::{ENGINE_SOCKET, Exec, Scratch, available, engine_command};
 
-use super::{ALLOWED, OTHER, POLICY, PROXY_VARIABLES, Place, exit_code, is_installed, with_authority};
+use super::{
+    ALLOWED, OTHER, POLICY, PROXY_VARIABLES, Place, exit_code, is_installed, with_authority,
+};
 
 /// A program: the tool that it needs, and a script that succeeds only if it reaches `$HOST`.
 struct Client {
@@ -71,7 +73,8 @@ public class Get {
 }
 "#;
 
-/// Runs every client with and without proxy variables, for both hosts: `number variables host code`.
+/// Runs every client with and without proxy variables, for both hosts: `number variables host
+/// code`.
 const DRIVER: &str = r#"
 attempt() {
     (
@@ -98,7 +101,9 @@ async fn programs_reach_allowed_host(mode: &'static str) -> Result<()> {
     let has_cargo = copy_cargo(&place)?;
     let is_missing = |tool| if tool == "cargo" { !has_cargo } else { !is_installed(tool) };
     let mut clients: Vec<_> = CLIENTS.iter().enumerate().collect();
-    clients.retain(|(_, client)| available("programs", is_missing(client.tool).then_some(client.tool)));
+    clients.retain(|(_, client)| {
+        available("programs", is_missing(client.tool).then_some(client.tool))
+    });
     let done = Exec::start(&place.client, all_clients(&session, &clients)).await?.finish().await?;
     ensure!(exit_code(&done) == Some(0), "{done:?}");
     let results = done.stdout_text();
@@ -118,7 +123,10 @@ async fn programs_reach_allowed_host(mode: &'static str) -> Result<()> {
     ensure!(!requests.iter().any(|line| line.contains(OTHER)), "{requests:?}");
     let queries = place.network.queries();
     ensure!(queries.iter().any(|line| line.contains(ALLOWED)), "control: queries are logged");
-    ensure!(!queries.iter().any(|line| line.contains(OTHER)), "a refused name left the host: {queries:?}");
+    ensure!(
+        !queries.iter().any(|line| line.contains(OTHER)),
+        "a refused name left the host: {queries:?}"
+    );
     place.end().await
 }
 
@@ -132,8 +140,10 @@ fn all_clients(session: &str, clients: &[(usize, &Client)]) -> StartRunRequest {
     for (number, client) in clients {
         script += &format!("cat > /tmp/client-{number} <<'END'\n{}\nEND\n", client.script);
     }
-    let limits =
-        Limits { timeout: Some(prost_types::Duration { seconds: 600, nanos: 0 }), ..Limits::default() };
+    let limits = Limits {
+        timeout: Some(prost_types::Duration { seconds: 600, nanos: 0 }),
+        ..Limits::default()
+    };
     StartRunRequest { limits: Some(limits), ..with_authority(session, &(script + DRIVER)) }
 }
 
@@ -147,8 +157,8 @@ async fn programs_reach_allowed_host_only_in_mode_container() -> Result<()> {
     programs_reach_allowed_host("container").await
 }
 
-/// An image as users have them: with variables, an entry point and a user of its own, and links where
-/// programs look for the resolver.
+/// An image as users have them: with variables, an entry point and a user of its own, and links
+/// where programs look for the resolver.
 const OWN_IMAGE: &str = "FROM codelia-base
 COPY etc /etc
 ENV HTTP_PROXY=http://192.0.2.1:1 https_proxy=http://192.0.2.1:1 ALL_PROXY=http://192.0.2.1:1 NO_PROXY=*
@@ -163,7 +173,8 @@ fn build_own_image(name: &str) -> Result<()> {
     fs::create_dir(context.join("etc"))?;
     symlink("../run/systemd/resolve/stub-resolv.conf", context.join("etc/resolv.conf"))?;
     symlink("/usr/share/nsswitch.conf", context.join("etc/nsswitch.conf"))?;
-    engine_command(&["build", "--quiet", "--tag", name, &context.path().display().to_string()]).map(drop)
+    engine_command(&["build", "--quiet", "--tag", name, &context.path().display().to_string()])
+        .map(drop)
 }
 
 /// The programs are those of the image here.
@@ -174,26 +185,33 @@ async fn allowed_host_is_reached_in_mode_container() -> Result<()> {
     if std::env::var_os(ENGINE_SOCKET).is_some() {
         build_own_image(&image)?;
     }
-    let Some(place) = Place::start_without_host_programs("container", POLICY, settings).await? else {
+    let Some(place) = Place::start_without_host_programs("container", POLICY, settings).await?
+    else {
         return Ok(());
     };
     let session = place.session(&[ALLOWED], &[80, 443, 9000]).await?;
-    let found =
-        place.output(&session, "cat /etc/resolv.conf; grep hosts: /etc/nsswitch.conf; pwd; env").await?;
+    let found = place
+        .output(&session, "cat /etc/resolv.conf; grep hosts: /etc/nsswitch.conf; pwd; env")
+        .await?;
     ensure!(
         found.starts_with("nameserver 127.0.0.53\n") && found.contains("\nhosts: files dns\n"),
         "{found}"
     );
-    ensure!(found.contains("\nhttps_proxy=http://127.0.0.1:") && !found.contains("192.0.2.1"), "{found}");
+    ensure!(
+        found.contains("\nhttps_proxy=http://127.0.0.1:") && !found.contains("192.0.2.1"),
+        "{found}"
+    );
     // The engine itself replaces a link at /etc/resolv.conf.
     let link = place.output(&session, "readlink /etc/nsswitch.conf").await?;
     ensure!(link == "/usr/share/nsswitch.conf\n", "the image has a link: {link:?}");
     let get = |host: &str, how: &str| {
         let open = "urllib.request.urlopen(f\"{scheme}://HOST/hello\", timeout=20).read()";
-        let script = format!("import urllib.request\nfor scheme in (\"http\", \"https\"): print({open})");
+        let script =
+            format!("import urllib.request\nfor scheme in (\"http\", \"https\"): print({open})");
         format!("{how} python3 -c '{}'", script.replace("HOST", host))
     };
-    let without = PROXY_VARIABLES.split(' ').fold("env".to_owned(), |all, name| format!("{all} -u {name}"));
+    let without =
+        PROXY_VARIABLES.split(' ').fold("env".to_owned(), |all, name| format!("{all} -u {name}"));
     for how in ["", &without] {
         let reached = place.output(&session, &get(ALLOWED, how)).await?;
         ensure!(reached.matches("hello").count() == 2, "{how}: {reached}");
@@ -201,15 +219,22 @@ async fn allowed_host_is_reached_in_mode_container() -> Result<()> {
         ensure!(exit_code(&done) == Some(1), "{how}: {done:?}");
     }
     let requests = place.network.requests();
-    ensure!(requests.len() == 4 && !requests.iter().any(|line| line.contains(OTHER)), "{requests:?}");
+    ensure!(
+        requests.len() == 4 && !requests.iter().any(|line| line.contains(OTHER)),
+        "{requests:?}"
+    );
     place.end().await?;
     engine_command(&["rmi", "--force", &image]).map(drop)
 }
 
 /// `cargo` is usually in a home directory, which sandboxes do not see.
 fn copy_cargo(place: &Place) -> Result<bool> {
-    let Ok(output) = Command::new("cargo").args(["version", "-v"]).output() else { return Ok(false) };
-    let Ok(sysroot) = Command::new("rustc").args(["--print", "sysroot"]).output() else { return Ok(false) };
+    let Ok(output) = Command::new("cargo").args(["version", "-v"]).output() else {
+        return Ok(false);
+    };
+    let Ok(sysroot) = Command::new("rustc").args(["--print", "sysroot"]).output() else {
+        return Ok(false);
+    };
     ensure!(output.status.success(), "cargo version");
     let cargo = Path::new(String::from_utf8(sysroot.stdout)?.trim()).join("bin/cargo");
     if !cargo.exists() {

@@ -18,15 +18,22 @@ async fn connections_and_refusals_are_recorded() -> Result<()> {
     );
     let done = place.run(&session, &script).await?;
     let run = finished(&done)?;
-    let usage = run.usage.as_ref().and_then(|usage| usage.network.as_ref()).context("network usage")?;
+    let usage =
+        run.usage.as_ref().and_then(|usage| usage.network.as_ref()).context("network usage")?;
     ensure!(usage.connections == 1 && usage.refused >= 2, "{usage:?}");
     ensure!(usage.sent_bytes > 5 && usage.received_bytes > 0, "{usage:?}");
 
     let connected = place.events(EventKind::NetworkConnected).await?;
     let [event] = connected.as_slice() else { anyhow::bail!("{connected:?}") };
     let detail = &event.body.detail;
-    ensure!(event.subject.run.map(|id| id.to_string()).as_deref() == Some(&run.run_id), "{event:?}");
-    ensure!(detail["host"] == ALLOWED && detail["port"] == 443 && detail["via"] == "connect", "{detail}");
+    ensure!(
+        event.subject.run.map(|id| id.to_string()).as_deref() == Some(&run.run_id),
+        "{event:?}"
+    );
+    ensure!(
+        detail["host"] == ALLOWED && detail["port"] == 443 && detail["via"] == "connect",
+        "{detail}"
+    );
     ensure!(
         detail["address"] == place.network.address().to_string() && detail["rule"] == ALLOWED,
         "{detail}"
@@ -34,14 +41,23 @@ async fn connections_and_refusals_are_recorded() -> Result<()> {
     ensure!(detail["sent_bytes"].as_u64() > Some(5) && detail["duration_ms"].is_u64(), "{detail}");
     let refused = place.events(EventKind::NetworkRefused).await?;
     let is_refused = |host: &str, reason: &str| {
-        refused.iter().any(|event| event.body.detail["host"] == host && event.body.detail["reason"] == reason)
+        refused
+            .iter()
+            .any(|event| event.body.detail["host"] == host && event.body.detail["reason"] == reason)
     };
-    ensure!(is_refused(OTHER, "host_not_allowed") && is_refused(ALLOWED, "port_not_allowed"), "{refused:?}");
-    ensure!(!format!("{connected:?}{refused:?}").contains("secret-path"), "a path is not part of the record");
+    ensure!(
+        is_refused(OTHER, "host_not_allowed") && is_refused(ALLOWED, "port_not_allowed"),
+        "{refused:?}"
+    );
+    ensure!(
+        !format!("{connected:?}{refused:?}").contains("secret-path"),
+        "a path is not part of the record"
+    );
 
     // The command line shows the same.
     let id = session.trim_start_matches("sessions/");
-    let run = ["run", "--json", "-s", id, "--", "sh", "-c", &format!("curl -fsS http://{ALLOWED}/hello")];
+    let run =
+        ["run", "--json", "-s", id, "--", "sh", "-c", &format!("curl -fsS http://{ALLOWED}/hello")];
     let done = Process::finish(place.cluster.cli(&place.client, &run), b"").await?;
     let record: Value = serde_json::from_str(done.stdout.lines().last().context("a record")?)?;
     let network = &record["usage"]["network"];
@@ -77,7 +93,8 @@ async fn many_attempts_are_counted_and_few_are_stored() -> Result<()> {
     let script = "for i in $(seq 150); do echo \"url = http://host$i.example.org/\"; done > urls;
                   curl -s --max-time 20 -o /dev/null -K urls; true";
     let done = place.run(&session, script).await?;
-    let usage = finished(&done)?.usage.as_ref().and_then(|usage| usage.network).context("network usage")?;
+    let usage =
+        finished(&done)?.usage.as_ref().and_then(|usage| usage.network).context("network usage")?;
     ensure!(usage.refused >= 150, "{usage:?}");
     let stored = place.events(EventKind::NetworkRefused).await?.len();
     ensure!((1..=100).contains(&stored), "{stored} events");

@@ -12,7 +12,8 @@ use super::{ALLOWED, Place, exit_code, with_authority};
 /// The process ids of the proxies of a worker.
 fn proxies(worker: u32) -> Vec<u32> {
     let children = fs::read_dir(format!("/proc/{worker}/task")).into_iter().flatten().flatten();
-    let children = children.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    let children =
+        children.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
     let all: Vec<u32> = children.flat_map(|text| pids(&text)).collect();
     all.into_iter().filter(|pid| is_proxy(*pid)).collect()
 }
@@ -58,14 +59,17 @@ async fn killed_proxy_is_replaced_and_runs_go_on() -> Result<()> {
     let first = proxy(worker).await;
     let incarnation = incarnation(&place).await?;
     kill(first)?;
-    eventually("another proxy runs", || async { proxies(worker).into_iter().find(|pid| *pid != first) })
-        .await;
+    eventually("another proxy runs", || async {
+        proxies(worker).into_iter().find(|pid| *pid != first)
+    })
+    .await;
     let slow = slow.finish().await?;
     ensure!(slow.stdout_text().contains("ended") && exit_code(&slow) == Some(0), "{slow:?}");
     for run in &mut busy {
         // After the death of the proxy: output so far does not count.
         let seen = run.transcript.stdout.len();
-        run.until("a request succeeds again", |now| now.stdout_text()[seen..].contains("ok")).await?;
+        run.until("a request succeeds again", |now| now.stdout_text()[seen..].contains("ok"))
+            .await?;
     }
     ensure!(self::incarnation(&place).await? == incarnation, "the lease was lost");
     let restarts = restarts(&place).await?;
@@ -98,13 +102,21 @@ async fn proxy_runs_unprivileged_in_its_own_cgroup() -> Result<()> {
     place.output(&session, &format!("curl -fsS --max-time 20 http://{ALLOWED}/hello")).await?;
     let proxy = proxy(worker).await;
     let status = fs::read_to_string(format!("/proc/{proxy}/status"))?;
-    let field =
-        |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+    let field = |name: &str| {
+        status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim()
+    };
     ensure!(!field("Uid:").split_whitespace().any(|uid| uid == "0"), "{status}");
-    ensure!(field("CapEff:") == "0000000000000000" && field("CapBnd:") == "0000000000000000", "{status}");
+    ensure!(
+        field("CapEff:") == "0000000000000000" && field("CapBnd:") == "0000000000000000",
+        "{status}"
+    );
     ensure!(field("NoNewPrivs:") == "1" && field("Seccomp:") == "2", "{status}");
     let group = |pid: u32| fs::read_to_string(format!("/proc/{pid}/cgroup"));
-    ensure!(group(proxy)?.contains("-egress-") && !group(worker)?.contains("-egress-"), "{}", group(proxy)?);
+    ensure!(
+        group(proxy)?.contains("-egress-") && !group(worker)?.contains("-egress-"),
+        "{}",
+        group(proxy)?
+    );
     place.end().await
 }
 
@@ -118,7 +130,8 @@ async fn killed_worker_leaves_no_proxy() -> Result<()> {
     let (proxy, own) = (proxy(worker.pid()).await, format!("codelia-{}-", worker.pid()));
     worker.signal(Signal::KILL)?;
     worker.exited().await?;
-    eventually("the proxy ends with its worker", || async { (!is_proxy(proxy)).then_some(()) }).await;
+    eventually("the proxy ends with its worker", || async { (!is_proxy(proxy)).then_some(()) })
+        .await;
     drop(run);
     // The next worker removes the control groups.
     place.cluster.restart_worker(0).await?;

@@ -1,4 +1,5 @@
-//! The policy of a tenant: between that of the installation and those of sessions, and only tighter.
+//! The policy of a tenant: between that of the installation and those of sessions, and only
+//! tighter.
 
 use std::fs;
 
@@ -33,20 +34,26 @@ async fn tenant_policy_restricts_its_sessions_and_runs() -> Result<()> {
     let Some(place) = Place::start("bwrap").await? else { return Ok(()) };
     let operator = place.cluster.operator().await?;
     let session = place.session(&[ALLOWED, OTHER], &[]).await?;
-    let mut run = Exec::start(&place.client, with_authority(&session, &poll(&[ALLOWED, OTHER]))).await?;
+    let mut run =
+        Exec::start(&place.client, with_authority(&session, &poll(&[ALLOWED, OTHER]))).await?;
     run.until_stdout(&format!("{ALLOWED}=200")).await?;
     ensure!(!run.transcript.stdout_text().contains("=403"), "{:?}", run.transcript);
 
     // What gives more than the installation's policy is refused by field.
     for (text, field) in [
-        ("network: {allowed_hosts: [allowed.example.com, evil.test]}", "policy.network.allowed_hosts[1]"),
+        (
+            "network: {allowed_hosts: [allowed.example.com, evil.test]}",
+            "policy.network.allowed_hosts[1]",
+        ),
         ("network: {mode: host}", "policy.network.mode"),
         ("process: {debug: true}", "policy.process.debug"),
     ] {
         let refused = set(&place, &operator, text).await?;
         ensure!(refused.code == Some(1) && refused.stderr.contains(field), "{text}: {refused:?}");
     }
-    let text = format!("network: {{allowed_hosts: [{OTHER}]}}\ncommand: {{blocked_patterns: [forbidden]}}");
+    let text = format!(
+        "network: {{allowed_hosts: [{OTHER}]}}\ncommand: {{blocked_patterns: [forbidden]}}"
+    );
     let done = set(&place, &operator, &text).await?;
     ensure!(done.code == Some(0), "{done:?}");
 
@@ -63,21 +70,34 @@ async fn tenant_policy_restricts_its_sessions_and_runs() -> Result<()> {
         policy: Some(network_policy(&[ALLOWED], &[])),
         ..CreateSessionRequest::default()
     };
-    let status = place.client.create(wider.clone()).await.expect_err("wider than the tenant's policy");
+    let status =
+        place.client.create(wider.clone()).await.expect_err("wider than the tenant's policy");
     ensure!(refusal(&status).fields == ["policy.network.allowed_hosts[0]"], "{status:?}");
     let other = place.cluster.tenant("b").await?;
     other.create(wider).await.context("another tenant is not restricted")?;
 
     // The command line explains where values come from.
     let id = session.trim_start_matches("sessions/");
-    for arguments in [&["policy", "explain", "--json"][..], &["policy", "explain", "-s", id, "--json"]] {
+    for arguments in
+        [&["policy", "explain", "--json"][..], &["policy", "explain", "-s", id, "--json"]]
+    {
         let explained = Process::finish(place.cluster.cli(&place.client, arguments), b"").await?;
         let explained: Value = serde_json::from_str(&explained.stdout).context(explained.stderr)?;
         let fields = explained["fields"].as_array().context("fields")?;
-        let source = |name: &str| fields.iter().find(|field| field["field"] == name).map(|f| &f["source"]);
-        ensure!(source("network.allowed_hosts") == Some(&"POLICY_SOURCE_TENANT".into()), "{explained}");
-        ensure!(source("command.blocked_patterns") == Some(&"POLICY_SOURCE_TENANT".into()), "{explained}");
-        ensure!(source("network.allowed_ports") == Some(&"POLICY_SOURCE_SESSION".into()), "{explained}");
+        let source =
+            |name: &str| fields.iter().find(|field| field["field"] == name).map(|f| &f["source"]);
+        ensure!(
+            source("network.allowed_hosts") == Some(&"POLICY_SOURCE_TENANT".into()),
+            "{explained}"
+        );
+        ensure!(
+            source("command.blocked_patterns") == Some(&"POLICY_SOURCE_TENANT".into()),
+            "{explained}"
+        );
+        ensure!(
+            source("network.allowed_ports") == Some(&"POLICY_SOURCE_SESSION".into()),
+            "{explained}"
+        );
     }
 
     // Who, when and why is kept for each version.
@@ -87,13 +107,19 @@ async fn tenant_policy_restricts_its_sessions_and_runs() -> Result<()> {
     let versions = policy(&place, &operator, &["history", "--json"]).await?;
     let versions: Value = serde_json::from_str(&versions.stdout)?;
     let last = &versions[0];
-    ensure!(last["version"] == "2" && last["deleted"] == true && last["reason"] == "no longer", "{versions}");
+    ensure!(
+        last["version"] == "2" && last["deleted"] == true && last["reason"] == "no longer",
+        "{versions}"
+    );
     let first = policy(&place, &operator, &["export", "--version", "1", "--json"]).await?;
     let first: Value = serde_json::from_str(&first.stdout)?;
     ensure!(first["policy"]["network"]["allowedHosts"]["values"][0] == OTHER, "{first}");
     ensure!(first["reason"] == "only what they need" && first["keyId"].is_string(), "{first}");
     let events = place.events(EventKind::TenantPolicySet).await?;
-    ensure!(events.len() == 2 && events.iter().all(|event| event.subject.key.is_some()), "{events:?}");
+    ensure!(
+        events.len() == 2 && events.iter().all(|event| event.subject.key.is_some()),
+        "{events:?}"
+    );
     let denied = policy(&place, &place.client, &["delete", "--reason", "mine"]).await?;
     ensure!(denied.code == Some(1) && denied.stderr.contains("operator"), "{denied:?}");
     place.end().await

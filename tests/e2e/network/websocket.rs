@@ -18,9 +18,15 @@ async fn websocket_works_in_clear_each_way() -> Result<()> {
         ensure!(exit_code(&done) == Some(0), "{way}: {done:?}");
         ensure!(done.stdout_text() == "echo 1\necho 2\n", "{way}: {done:?}");
         let done = place.run(&session, &open(OTHER)).await?;
-        ensure!(exit_code(&done) == Some(1) && done.stdout.is_empty(), "another host, {way}: {done:?}");
+        ensure!(
+            exit_code(&done) == Some(1) && done.stdout.is_empty(),
+            "another host, {way}: {done:?}"
+        );
     }
     let requests = place.network.requests();
-    ensure!(requests.len() == 3 && requests.iter().all(|line| line.contains(ALLOWED)), "{requests:?}");
+    ensure!(
+        requests.len() == 3 && requests.iter().all(|line| line.contains(ALLOWED)),
+        "{requests:?}"
+    );
     place.end().await
 }

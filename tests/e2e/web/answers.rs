@@ -18,16 +18,18 @@ async fn plain_http_gets_a_readable_answer() -> Result<()> {
         ("POST", METHOD, "text/plain", 415, "application/json"),
         ("POST", METHOD, "application/grpc", 505, "gRPC needs HTTP/2"),
     ] {
-        let request = Request::builder().method(http_method).uri(path).header("content-type", content_type);
-        let answer = Http1Response::to(&cluster.apis[0].address, request.body(Bytes::new())?).await?;
+        let request =
+            Request::builder().method(http_method).uri(path).header("content-type", content_type);
+        let answer =
+            Http1Response::to(&cluster.apis[0].address, request.body(Bytes::new())?).await?;
         assert_eq!(answer.status, status, "{http_method} {path}");
         assert_eq!(answer.header("content-type"), "text/plain; charset=utf-8");
         assert_eq!(answer.header("location"), "");
         let text = answer.text().await?;
         assert!(text.contains(words) && text.contains("docs/web.md") && text.len() < 500, "{text}");
     }
-    let request =
-        Request::post("/codelia.v1.SessionService/Nosuch").header("content-type", "application/json");
+    let request = Request::post("/codelia.v1.SessionService/Nosuch")
+        .header("content-type", "application/json");
     let answer = Http1Response::to(&cluster.apis[0].address, request.body("{}".into())?).await?;
     assert_eq!(answer.status, 404);
     assert_eq!(answer.json().await?["code"], "unimplemented");
@@ -56,7 +58,9 @@ async fn only_configured_origins_get_headers() -> Result<()> {
         assert_eq!(answer.status, status, "{origin} at api {api}");
         assert_eq!(answer.header("access-control-allow-origin"), allowed);
         // The call itself has the header too, even if it fails.
-        let call = Request::post(METHOD).header("origin", origin).header("content-type", "application/json");
+        let call = Request::post(METHOD)
+            .header("origin", origin)
+            .header("content-type", "application/json");
         let answer = Http1Response::to(address, call.body("{}".into())?).await?;
         assert_eq!((answer.status, answer.header("access-control-allow-origin")), (401, allowed));
         assert_eq!(
@@ -75,16 +79,33 @@ async fn http1_and_http2_work_over_tls() -> Result<()> {
     authority.write(cluster.directory(), "api", &["localhost"])?;
     let file = |name: &str| cluster.directory().join(name).display().to_string();
     let (certificate, key) = (file("api.pem"), file("api.key"));
-    cluster.add_api_with(&[("CODELIA_API_TLS_CERT", &certificate), ("CODELIA_API_TLS_KEY", &key)]).await?;
+    cluster
+        .add_api_with(&[("CODELIA_API_TLS_CERT", &certificate), ("CODELIA_API_TLS_KEY", &key)])
+        .await?;
     let port = cluster.apis[0].address.rsplit(':').next().unwrap_or_default().to_owned();
     let url = format!("https://localhost:{port}/grpc.health.v1.Health/Check");
     for (version, expected) in [("--http1.1", "1.1"), ("--http2", "2")] {
         let mut curl = std::process::Command::new("curl");
         // Which certificate it is, is tested in `tls`.
-        curl.args(["-sS", "--noproxy", "*", "--insecure", version, "-w", "%{http_version}", "-d", "{}"])
-            .args(["-H", "content-type: application/json", &url]);
+        curl.args([
+            "-sS",
+            "--noproxy",
+            "*",
+            "--insecure",
+            version,
+            "-w",
+            "%{http_version}",
+            "-d",
+            "{}",
+        ])
+        .args(["-H", "content-type: application/json", &url]);
         let ended = Process::finish(curl, b"").await?;
-        assert_eq!(ended.stdout, format!("{{\"status\":\"SERVING\"}}\n{expected}"), "{}", ended.stderr);
+        assert_eq!(
+            ended.stdout,
+            format!("{{\"status\":\"SERVING\"}}\n{expected}"),
+            "{}",
+            ended.stderr
+        );
     }
     cluster.end().await
 }

@@ -48,14 +48,17 @@ async fn serve_file(stream: TcpStream) -> Result<()> {
 async fn submit(page: &str, cluster: &Cluster, client: &Client, script: &str) -> Result<Browser> {
     let browser = Browser::open(page).await?;
     eventually("the page is loaded", || async {
-        let loaded =
-            browser.evaluate("document.readyState === 'complete' && typeof runCommand === 'function'").await;
+        let loaded = browser
+            .evaluate("document.readyState === 'complete' && typeof runCommand === 'function'")
+            .await;
         (loaded.ok()? == true).then_some(())
     })
     .await;
-    for (field, value) in
-        [("endpoint", cluster.endpoint(0)), ("key", client.secret.clone()), ("command", script.into())]
-    {
+    for (field, value) in [
+        ("endpoint", cluster.endpoint(0)),
+        ("key", client.secret.clone()),
+        ("command", script.into()),
+    ] {
         browser.evaluate(&format!("form.elements[{field:?}].value = {value:?}")).await?;
     }
     browser.evaluate("form.requestSubmit()").await?;

@@ -12,7 +12,8 @@ const TRAILERS: u8 = 0x80;
 
 /// Decodes pieces of base64, each with its own padding.
 fn decode_pieces(text: &[u8]) -> Result<Vec<u8>> {
-    let decoded = text.chunks(4).map(|quantum| STANDARD.decode(quantum)).collect::<Result<Vec<_>, _>>()?;
+    let decoded =
+        text.chunks(4).map(|quantum| STANDARD.decode(quantum)).collect::<Result<Vec<_>, _>>()?;
     Ok(decoded.concat())
 }
 
@@ -31,7 +32,11 @@ async fn grpc_web_streams_in_both_encodings() -> Result<()> {
         };
         let response = caller.call("RunService/WatchRun", content_type, body).await?;
         assert_eq!(response.status, 200);
-        assert!(response.header("content-type").starts_with(content_type), "{:?}", response.headers);
+        assert!(
+            response.header("content-type").starts_with(content_type),
+            "{:?}",
+            response.headers
+        );
         let body = response.bytes().await?;
         let mut messages = split(&if is_text { decode_pieces(&body)? } else { body.to_vec() });
         let (flags, trailers) = messages.pop().context("the trailers")?;
@@ -39,7 +44,8 @@ async fn grpc_web_streams_in_both_encodings() -> Result<()> {
         assert!(String::from_utf8(trailers)?.contains("grpc-status:0\r\n"));
         let mut output = Vec::new();
         for (_, message) in messages {
-            let event = WatchRunResponse::decode(message.as_slice())?.event.and_then(|event| event.kind);
+            let event =
+                WatchRunResponse::decode(message.as_slice())?.event.and_then(|event| event.kind);
             if let Some(Kind::Output(event)) = event {
                 output.extend_from_slice(&event.data);
             }
@@ -57,7 +63,8 @@ async fn grpc_web_error_has_a_readable_status() -> Result<()> {
     let refused = caller.call("SessionService/GetSession", "application/grpc-web", request).await?;
     assert_eq!((refused.status, refused.header("grpc-status")), (200, "5"));
     assert!(refused.header("grpc-message").contains("nosuch"), "{:?}", refused.headers);
-    let refused = caller.call("SessionService/GetSession", "application/grpc-web-text", "????").await?;
+    let refused =
+        caller.call("SessionService/GetSession", "application/grpc-web-text", "????").await?;
     assert_ne!(refused.header("grpc-status"), "0", "{:?}", refused.headers);
     cluster.end().await
 }

@@ -21,8 +21,9 @@ async fn json_calls_create_run_and_stream() -> Result<()> {
     assert_eq!((session.status, session.header("content-type")), (200, "application/json"));
     assert_eq!(session.json().await?["session"]["alias"], "dev");
 
-    let run =
-        caller.start("sessions/dev", "echo first; until [ -e go ]; do sleep 0.05; done; cat go").await?;
+    let run = caller
+        .start("sessions/dev", "echo first; until [ -e go ]; do sleep 0.05; done; cat go")
+        .await?;
     let mut events = caller.json("RunService/WatchRun", &json!({ "name": run })).await?;
     assert_eq!((events.status, events.header("content-type")), (200, "application/x-ndjson"));
     let mut text = String::new();
@@ -63,7 +64,8 @@ async fn command_line_prints_json_of_the_api() -> Result<()> {
     ] {
         let arguments: Vec<&str> = words.split(' ').collect();
         let done = Process::finish(cluster.cli(&client, &arguments), b"").await?;
-        let printed: Value = serde_json::from_str(&done.stdout).with_context(|| format!("{done:?}"))?;
+        let printed: Value =
+            serde_json::from_str(&done.stdout).with_context(|| format!("{done:?}"))?;
         assert_eq!(printed, caller.json(method, &request).await?.json().await?[field]);
     }
     cluster.end().await
@@ -75,11 +77,15 @@ async fn one_json_call_runs_and_streams() -> Result<()> {
     let client = cluster.tenant("a").await?;
     let caller = WebCaller::new(&cluster, &client);
     let parent = client.session().await?.name;
-    let start = json!({ "start": { "parent": parent, "command": { "argv": ["echo", "one call"] } } });
+    let start =
+        json!({ "start": { "parent": parent, "command": { "argv": ["echo", "one call"] } } });
     let events = caller.json("RunService/Exec", &start).await?.text().await?;
     let events: Vec<Value> = events.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
     assert_eq!(events.iter().map(output).collect::<String>(), "one call\n");
-    assert!(events.last().is_some_and(|event| event["event"]["finished"].is_object()), "{events:?}");
+    assert!(
+        events.last().is_some_and(|event| event["event"]["finished"].is_object()),
+        "{events:?}"
+    );
     cluster.end().await
 }
 
@@ -88,11 +94,16 @@ async fn json_errors_have_status_code_and_details() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = cluster.tenant("a").await?;
     let caller = WebCaller::new(&cluster, &client);
-    let stranger =
-        WebCaller { secret: format!("cdl_{}", "x".repeat(43)), ..WebCaller::new(&cluster, &client) };
+    let stranger = WebCaller {
+        secret: format!("cdl_{}", "x".repeat(43)),
+        ..WebCaller::new(&cluster, &client)
+    };
     let unknown = json!({ "name": "sessions/nosuch" });
     let refused = stranger.json("SessionService/GetSession", &unknown).await?;
-    assert_eq!((refused.status, refused.json().await?["code"].as_str()), (401, Some("unauthenticated")));
+    assert_eq!(
+        (refused.status, refused.json().await?["code"].as_str()),
+        (401, Some("unauthenticated"))
+    );
 
     let refused = caller.json("SessionService/GetSession", &unknown).await?;
     assert_eq!((refused.status, refused.header("content-type")), (404, "application/json"));
@@ -116,7 +127,8 @@ async fn json_errors_have_status_code_and_details() -> Result<()> {
         assert!(error["message"].as_str().is_some_and(|text| text.contains(named)), "{error}");
     }
     // A stream that cannot begin fails as other calls do.
-    let refused = caller.json("RunService/WatchRun", &json!({ "name": "sessions/-/runs/x" })).await?;
+    let refused =
+        caller.json("RunService/WatchRun", &json!({ "name": "sessions/-/runs/x" })).await?;
     assert_eq!((refused.status, refused.header("content-type")), (400, "application/json"));
     cluster.end().await
 }
@@ -130,7 +142,10 @@ async fn connect_stream_ends_with_a_flag() -> Result<()> {
     let watch = async |name: &str| {
         let body = prefixed(json!({ "name": name }).to_string().as_bytes());
         let response = caller.call("RunService/WatchRun", "application/connect+json", body).await?;
-        assert_eq!((response.status, response.header("content-type")), (200, "application/connect+json"));
+        assert_eq!(
+            (response.status, response.header("content-type")),
+            (200, "application/connect+json")
+        );
         let messages = split(&response.bytes().await?).into_iter();
         messages
             .map(|(flags, json)| Ok((flags, serde_json::from_slice(&json)?)))

@@ -60,7 +60,11 @@ async fn slow_http1_requests_are_ended() -> Result<()> {
     assert_eq!(trickle(&caller.address, head, "x-a: b\r\n").await?, "", "a head without end");
     let second = "GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\n";
     let answered = trickle(&caller.address, second, "x-a: b\r\n").await?;
-    assert_eq!(answered.matches("HTTP/1.1 200").count(), 1, "the second head has no end: {answered}");
+    assert_eq!(
+        answered.matches("HTTP/1.1 200").count(),
+        1,
+        "the second head has no end: {answered}"
+    );
 
     let head = format!(
         "{head}authorization: Bearer {}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: 9999\r\n\r\n",
@@ -93,7 +97,10 @@ async fn json_is_held_to_the_limits_of_grpc() -> Result<()> {
     let padded = |bytes: usize| format!(r#"{{"name": "{parent}"{}}}"#, " ".repeat(bytes));
     let get_session = async |body: String| {
         let answer = caller.call("SessionService/GetSession", "application/json", body).await?;
-        anyhow::Ok((answer.status, answer.json().await?["message"].as_str().unwrap_or_default().to_owned()))
+        anyhow::Ok((
+            answer.status,
+            answer.json().await?["message"].as_str().unwrap_or_default().to_owned(),
+        ))
     };
     // The control: most of what a message may have.
     assert_eq!(get_session(padded(MIB / 2 - 200)).await?.0, 200);
@@ -119,7 +126,8 @@ async fn json_is_held_to_the_limits_of_grpc() -> Result<()> {
 
     let mut last = String::new();
     for number in 0..10 {
-        let stranger = WebCaller { secret: format!("cdl_{number:0>43}"), address: caller.address.clone() };
+        let stranger =
+            WebCaller { secret: format!("cdl_{number:0>43}"), address: caller.address.clone() };
         last = stranger.json("SessionService/GetSession", &json!({})).await?.text().await?;
     }
     assert!(last.contains("TOO_MANY_FAILED_KEYS"), "{last}");
@@ -146,8 +154,11 @@ async fn stalled_watch(caller: &WebCaller, run: &str) -> Result<TcpStream> {
 
 #[tokio::test]
 async fn http1_caller_that_reads_nothing_is_closed() -> Result<()> {
-    let cluster =
-        cluster_with(&[("CODELIA_API_IDLE_TIMEOUT", "1s"), ("CODELIA_API_MAX_WATCHES_PER_KEY", "1")]).await?;
+    let cluster = cluster_with(&[
+        ("CODELIA_API_IDLE_TIMEOUT", "1s"),
+        ("CODELIA_API_MAX_WATCHES_PER_KEY", "1"),
+    ])
+    .await?;
     let client = cluster.tenant("a").await?;
     let caller = WebCaller::new(&cluster, &client);
     let run = caller.start(&client.session().await?.name, "head -c 9000000 /dev/zero").await?;
@@ -164,8 +175,12 @@ async fn http1_caller_that_reads_nothing_is_closed() -> Result<()> {
 
     let stalled = stalled_watch(&caller, &run).await?;
     let watch = || async { caller.json("RunService/WatchRun", &json!({ "name": run })).await };
-    eventually("the watch is open", || async { (watch().await.ok()?.status == 429).then_some(()) }).await;
-    eventually("the watch has ended", || async { (watch().await.ok()?.status == 200).then_some(()) }).await;
+    eventually("the watch is open", || async { (watch().await.ok()?.status == 429).then_some(()) })
+        .await;
+    eventually("the watch has ended", || async {
+        (watch().await.ok()?.status == 200).then_some(())
+    })
+    .await;
     drop(stalled);
     cluster.end().await
 }

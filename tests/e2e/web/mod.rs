@@ -24,7 +24,12 @@ impl WebCaller {
     }
 
     /// Calls a method such as `RunService/StartRun` with a body of some content type.
-    async fn call(&self, method: &str, content_type: &str, body: impl Into<Bytes>) -> Result<Http1Response> {
+    async fn call(
+        &self,
+        method: &str,
+        content_type: &str,
+        body: impl Into<Bytes>,
+    ) -> Result<Http1Response> {
         let request = Request::post(format!("/codelia.v1.{method}"))
             .header("content-type", content_type)
             .header("authorization", format!("Bearer {}", self.secret))

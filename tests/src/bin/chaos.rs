@@ -2,10 +2,10 @@
 //! behind.
 //!
 //! Environment variables: `SEEDS="7 8"`, `RUNS=500`, `SESSIONS=50`, `LONGEST=15` (maximum duration
-//! of a run in ticks of 0.2 s), `MODES=bwrap,bwrap,container` (a mode that is listed more often gets
-//! more sessions), `FAULTS=KillWorker,Cut` (default: all but those that need a special server, `ALL`),
-//! `POOLER=1` (the processes reach Postgres through PgBouncer), `MIN_EXITS=0.3` (the share of runs that
-//! must exit) and `WEAKEN=fencing|guard` (disables a safeguard).
+//! of a run in ticks of 0.2 s), `MODES=bwrap,bwrap,container` (a mode that is listed more often
+//! gets more sessions), `FAULTS=KillWorker,Cut` (default: all but those that need a special server,
+//! `ALL`), `POOLER=1` (the processes reach Postgres through PgBouncer), `MIN_EXITS=0.3` (the share
+//! of runs that must exit) and `WEAKEN=fencing|guard` (disables a safeguard).
 
 use std::{env, panic::AssertUnwindSafe, process::ExitCode, str::FromStr};
 
@@ -22,7 +22,8 @@ const DEFAULT_RUNS: usize = 500;
 /// The share of runs that must exit in spite of the faults.
 const DEFAULT_MIN_EXITS: f64 = 0.6;
 const DEFAULT_MAX_RUN_TICKS: u32 = 15;
-/// The default mode gets most sessions. Containers are slow and get one in ten, if there is an engine.
+/// The default mode gets most sessions. Containers are slow and get one in ten, if there is an
+/// engine.
 const DEFAULT_MODES: &str = "native,logical,bwrap,nsjail,native,logical,bwrap,nsjail,native";
 const SLOW_MODE: &str = ",container";
 
@@ -31,13 +32,16 @@ async fn main() -> Result<ExitCode> {
     let seeds = seeds()?;
     let runs = setting("RUNS").map_or(Ok(DEFAULT_RUNS), |text| text.parse()).context("RUNS")?;
     let modes = setting("MODES").unwrap_or_else(default_modes);
-    let max_run_ticks =
-        setting("LONGEST").map_or(Ok(DEFAULT_MAX_RUN_TICKS), |text| text.parse()).context("LONGEST")?;
+    let max_run_ticks = setting("LONGEST")
+        .map_or(Ok(DEFAULT_MAX_RUN_TICKS), |text| text.parse())
+        .context("LONGEST")?;
     let (parsed_modes, faults, disabled) = (parse_modes(&modes)?, faults()?, disabled()?);
-    let sessions =
-        setting("SESSIONS").map_or(Ok(runs.div_ceil(10).max(3)), |text| text.parse()).context("SESSIONS")?;
-    let min_exits =
-        setting("MIN_EXITS").map_or(Ok(DEFAULT_MIN_EXITS), |text| text.parse()).context("MIN_EXITS")?;
+    let sessions = setting("SESSIONS")
+        .map_or(Ok(runs.div_ceil(10).max(3)), |text| text.parse())
+        .context("SESSIONS")?;
+    let min_exits = setting("MIN_EXITS")
+        .map_or(Ok(DEFAULT_MIN_EXITS), |text| text.parse())
+        .context("MIN_EXITS")?;
     let options = Options {
         seed: 0,
         runs,
@@ -60,7 +64,10 @@ async fn main() -> Result<ExitCode> {
         let options = Options { seed, ..options.clone() };
         // A panic of the harness fails only its own seed.
         let result = AssertUnwindSafe(run_seed(&options)).catch_unwind().await;
-        if !show(seed, result.unwrap_or_else(|_| Err(anyhow::anyhow!("the harness panicked, see above")))) {
+        if !show(
+            seed,
+            result.unwrap_or_else(|_| Err(anyhow::anyhow!("the harness panicked, see above"))),
+        ) {
             failed.push(seed);
             println!("       replay: SEEDS={seed} RUNS={runs} MODES={modes} make chaos");
         }
@@ -116,7 +123,9 @@ fn default_modes() -> String {
 
 fn seeds() -> Result<Vec<u64>> {
     match setting("SEEDS") {
-        Some(text) => text.split_whitespace().map(|word| u64::from_str(word).context("SEEDS")).collect(),
+        Some(text) => {
+            text.split_whitespace().map(|word| u64::from_str(word).context("SEEDS")).collect()
+        }
         None => Ok((1..=DEFAULT_SEEDS).collect()),
     }
 }
@@ -137,7 +146,8 @@ fn faults() -> Result<Vec<Fault>> {
         match word {
             "ALL" => faults.extend(Fault::ALL),
             _ => faults.push(
-                all.find(|fault| format!("{fault:?}") == word).with_context(|| format!("FAULTS: {word}"))?,
+                all.find(|fault| format!("{fault:?}") == word)
+                    .with_context(|| format!("FAULTS: {word}"))?,
             ),
         }
     }

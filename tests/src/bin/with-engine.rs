@@ -1,5 +1,5 @@
-//! Runs a command with private container engines: `with-engine IMAGE TAR COMMAND ARGS…`. Docker and,
-//! if installed, Podman get the file tree in TAR as IMAGE. The tests find the engines by
+//! Runs a command with private container engines: `with-engine IMAGE TAR COMMAND ARGS…`. Docker
+//! and, if installed, Podman get the file tree in TAR as IMAGE. The tests find the engines by
 //! `CODELIA_TEST_ENGINE` and `CODELIA_TEST_PODMAN`. An engine that cannot run here is left out.
 
 use std::{
@@ -8,7 +8,9 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use codelia_tests::{ENGINE_SOCKET, Engine, EngineKind, PODMAN_SOCKET, available, is_root, run_wrapped};
+use codelia_tests::{
+    ENGINE_SOCKET, Engine, EngineKind, PODMAN_SOCKET, available, is_root, run_wrapped,
+};
 
 #[tokio::main]
 async fn main() -> Result<ExitCode> {
@@ -19,9 +21,10 @@ async fn main() -> Result<ExitCode> {
     command.args(arguments);
 
     let mut engines = Vec::new();
-    for (kind, need, variable) in
-        [(EngineKind::Docker, "container", ENGINE_SOCKET), (EngineKind::Podman, "podman", PODMAN_SOCKET)]
-    {
+    for (kind, need, variable) in [
+        (EngineKind::Docker, "container", ENGINE_SOCKET),
+        (EngineKind::Podman, "podman", PODMAN_SOCKET),
+    ] {
         if available(need, missing(kind, Path::new(&tar))) {
             let engine = Engine::start(kind).await?;
             engine.import(Path::new(&tar), &image.to_string_lossy())?;
@@ -35,7 +38,10 @@ async fn main() -> Result<ExitCode> {
         stopped = stopped.and(engine.stop().await);
     }
     stopped?;
-    Ok(status?.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+    Ok(status?
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
 fn missing(kind: EngineKind, tar: &Path) -> Option<&'static str> {

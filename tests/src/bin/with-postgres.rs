@@ -29,5 +29,8 @@ async fn main() -> Result<ExitCode> {
     if !left.is_empty() {
         bail!("control groups left behind: {left:#?}");
     }
-    Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+    Ok(status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .map_or(ExitCode::FAILURE, ExitCode::from))
 }

@@ -141,7 +141,10 @@ FROM runs r CROSS JOIN LATERAL (
 WHERE r.labels ? $1 ORDER BY 1";
 
 /// Loads the runs, and the output that is in objects in a directory.
-pub(crate) async fn load_runs(connection: &mut PgConnection, objects: &Path) -> Result<Vec<Recorded>> {
+pub(crate) async fn load_runs(
+    connection: &mut PgConnection,
+    objects: &Path,
+) -> Result<Vec<Recorded>> {
     let rows = sqlx::query(SELECT_RUNS).bind(LABEL).fetch_all(connection).await?;
     rows.into_iter()
         .map(|row| {
@@ -178,9 +181,13 @@ fn load_output(row: &PgRow, directory: &Path) -> Result<Output> {
             (Some(data), _) => output.extend(data),
             (
                 None,
-                (Some(object), Some(PgRange { start: Bound::Included(start), end: Bound::Excluded(end) })),
+                (
+                    Some(object),
+                    Some(PgRange { start: Bound::Included(start), end: Bound::Excluded(end) }),
+                ),
             ) => {
-                let all = fs::read(directory.join(&object)).with_context(|| format!("object {object}"))?;
+                let all = fs::read(directory.join(&object))
+                    .with_context(|| format!("object {object}"))?;
                 let part = all.get(usize::try_from(start)?..usize::try_from(end)?);
                 output.extend(part.with_context(|| format!("object {object} is too short"))?);
             }
@@ -217,7 +224,9 @@ pub(crate) fn check_runs(
     let by_number: BTreeMap<usize, &Recorded> = runs.iter().map(|run| (run.number, run)).collect();
     for observed in observed {
         match by_number.get(&observed.number) {
-            None => findings.lost.push(format!("run {} was accepted but is not recorded", observed.number)),
+            None => findings
+                .lost
+                .push(format!("run {} was accepted but is not recorded", observed.number)),
             Some(run) => {
                 check_run(run, lines.get(&run.session), findings);
                 check_observed(run, observed, &system.log, findings);
@@ -247,7 +256,8 @@ fn check_run(run: &Recorded, lines: Option<&Vec<Line>>, findings: &mut Findings)
     if run.ran_to_end() && is_marked && !words.contains(&run.output.word()) {
         lost("its output is not the word of a mark");
     }
-    let mut doubled = |what: &str| findings.doubled.push(format!("{what}: {run:?}, marks {words:?}"));
+    let mut doubled =
+        |what: &str| findings.doubled.push(format!("{what}: {run:?}, marks {words:?}"));
     if marks > attempts {
         doubled("more marks than attempts");
     }
@@ -259,7 +269,8 @@ fn check_run(run: &Recorded, lines: Option<&Vec<Line>>, findings: &mut Findings)
     }
 }
 
-/// Whether the caller of a run, or a fault that cut it off from an attached run, may have canceled it.
+/// Whether the caller of a run, or a fault that cut it off from an attached run, may have canceled
+/// it.
 pub(crate) fn may_be_canceled(run: &Recorded, observed: &Observed, log: &FaultLog) -> bool {
     let is_cut = || run.worker.as_ref().is_some_and(|worker| log.broke_link(worker));
     observed.may_be_canceled || (observed.is_attached && is_cut())
@@ -310,7 +321,10 @@ pub(crate) fn count_outcomes(runs: &[Recorded]) -> BTreeMap<String, usize> {
 }
 
 /// Finds rows that must not exist after everything has ended.
-pub(crate) async fn find_rows(connection: &mut PgConnection, findings: &mut Findings) -> Result<()> {
+pub(crate) async fn find_rows(
+    connection: &mut PgConnection,
+    findings: &mut Findings,
+) -> Result<()> {
     let counts = [
         ("unfinished runs", "SELECT count(*) FROM runs WHERE state <> 'ended'"),
         ("sessions with files", "SELECT count(*) FROM sessions WHERE removed_at IS NULL"),
@@ -341,7 +355,8 @@ pub(crate) fn find_files(root: &Path, findings: &mut Findings) {
 /// Finds control groups and containers of workers that have exited.
 pub(crate) fn find_sandboxes(pids: &BTreeSet<u32>) -> Result<Vec<String>> {
     let is_ours = |name: &String| pids.iter().any(|pid| name.contains(&format!("codelia-{pid}-")));
-    let groups = abandoned_cgroups().into_iter().map(|path| path.display().to_string()).filter(is_ours);
+    let groups =
+        abandoned_cgroups().into_iter().map(|path| path.display().to_string()).filter(is_ours);
     let exited: Vec<_> = pids.iter().copied().filter(|pid| !is_process(*pid)).collect();
     let containers =
         worker_containers(&exited)?.into_iter().map(|container| format!("container {container}"));

@@ -1,5 +1,5 @@
-//! A clock of Postgres that can jump: a small library, loaded before all others, adds an offset from
-//! a file to the time of day.
+//! A clock of Postgres that can jump: a small library, loaded before all others, adds an offset
+//! from a file to the time of day.
 
 use std::{
     fs,
@@ -67,7 +67,8 @@ impl Clock {
         let (source, library) = (directory.join("clock.c"), directory.join("clock.so"));
         fs::write(&source, SOURCE)?;
         let mut compile = Command::new("cc");
-        let status = compile.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).status();
+        let status =
+            compile.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).status();
         ensure!(status.context("cc")?.success(), "cc cannot compile {}", source.display());
         let clock = Self { offset: directory.join("offset") };
         clock.set(0)?;
@@ -82,7 +83,8 @@ impl Clock {
     /// Sets how many seconds it is ahead of the real time, in place: the server has it mapped.
     pub(crate) fn set(&self, seconds: i64) -> Result<()> {
         use std::{fs::File, io::Write};
-        let mut file = File::options().create(true).truncate(false).write(true).open(&self.offset)?;
+        let mut file =
+            File::options().create(true).truncate(false).write(true).open(&self.offset)?;
         Ok(file.write_all(&seconds.to_ne_bytes())?)
     }
 }

@@ -15,10 +15,12 @@ pub(crate) fn check_output(run: &Recorded, observed: &Observed, findings: &mut F
     let stored = &run.output.0;
     let word = run.output.word().len() + 1;
     let lines = stored.get(word..).unwrap_or_default();
-    let differs =
-        expected_lines(run.number, observed.lines).zip(lines).position(|(left, right)| left != *right);
+    let differs = expected_lines(run.number, observed.lines)
+        .zip(lines)
+        .position(|(left, right)| left != *right);
     let length = expected_lines(0, 1).count() * observed.lines as usize;
-    let is_right_size = if run.ran_to_end() { lines.len() == length } else { lines.len() <= length };
+    let is_right_size =
+        if run.ran_to_end() { lines.len() == length } else { lines.len() <= length };
     if run.gaps > 0 || differs.is_some() || !is_right_size {
         let what = format!("{} gaps, differs at {differs:?}, {length} bytes expected", run.gaps);
         findings.lost.push(format!("{}: {what}: {run:?}", Findings::WRONG_OUTPUT));
@@ -31,7 +33,8 @@ pub(crate) fn check_watched(run: &Recorded, observed: &Observed, findings: &mut 
     let Some(watched) = &observed.watched else { return };
     let (seen, stored) = (&watched.output.0, &run.output.0);
     let common = seen.len().min(stored.len());
-    let is_same = seen[..common] == stored[..common] && (!run.ran_to_end() || seen.len() == stored.len());
+    let is_same =
+        seen[..common] == stored[..common] && (!run.ran_to_end() || seen.len() == stored.len());
     let is_ended = watched.outcome.as_deref() == Some(run.outcome.replace('_', "").as_str());
     if !is_same || !is_ended || !watched.errors.is_empty() {
         findings.lost.push(format!("{}: {watched:?}, recorded {run:?}", Findings::WRONG_WATCH));
@@ -39,14 +42,21 @@ pub(crate) fn check_watched(run: &Recorded, observed: &Observed, findings: &mut 
 }
 
 /// Checks that a fault on the lease of its worker explains each lost run.
-pub(crate) fn check_losses(runs: &[Recorded], log: &FaultLog, renewals: &Renewals, findings: &mut Findings) {
+pub(crate) fn check_losses(
+    runs: &[Recorded],
+    log: &FaultLog,
+    renewals: &Renewals,
+    findings: &mut Findings,
+) {
     for run in runs.iter().filter(|run| run.outcome == "lost") {
         let worker = run.worker.as_deref().and_then(worker_index);
         let renewed = run.incarnation.and_then(|incarnation| renewals.get(&incarnation));
         let is_explained =
             worker.zip(renewed).is_some_and(|(worker, renewed)| log.explains(worker, *renewed));
         if !is_explained {
-            findings.lost.push(format!("{} (renewed {renewed:?}): {run:?}", Findings::UNEXPLAINED_LOSS));
+            findings
+                .lost
+                .push(format!("{} (renewed {renewed:?}): {run:?}", Findings::UNEXPLAINED_LOSS));
         }
     }
 }
@@ -61,9 +71,13 @@ pub(crate) fn check_exits(
 ) {
     let kept: BTreeMap<usize, &Observed> =
         observed.iter().filter(|run| !run.may_be_canceled).map(|run| (run.number, run)).collect();
-    let (exited, others): (Vec<_>, Vec<_>) =
-        runs.iter().filter(|run| kept.contains_key(&run.number)).partition(|run| run.outcome == "exited");
-    let is_cut = |run: &&&Recorded| run.outcome == "canceled" && may_be_canceled(run, kept[&run.number], log);
+    let (exited, others): (Vec<_>, Vec<_>) = runs
+        .iter()
+        .filter(|run| kept.contains_key(&run.number))
+        .partition(|run| run.outcome == "exited");
+    let is_cut = |run: &&&Recorded| {
+        run.outcome == "canceled" && may_be_canceled(run, kept[&run.number], log)
+    };
     let cut = others.iter().filter(is_cut);
     let kept = kept.len() - cut.count();
     if (exited.len() as f64) < min_share * kept as f64 {
@@ -77,7 +91,9 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::chaos::{Fault, fault_log::FaultRecord, load::Output, plan::FaultEvent, watcher::Watched};
+    use crate::chaos::{
+        Fault, fault_log::FaultRecord, load::Output, plan::FaultEvent, watcher::Watched,
+    };
 
     fn run(outcome: &str, output: &str) -> Recorded {
         let output = Output(output.as_bytes().to_vec());
@@ -121,9 +137,17 @@ mod tests {
         };
         assert_eq!(check(&run("exited", "word\n"), "word\n", Some("exited"), &[]), 0);
         assert_eq!(check(&run("exited", "word\n"), "wor", Some("exited"), &[]), 1, "missing bytes");
-        assert_eq!(check(&run("exited", "word\n"), "word\n\n", Some("exited"), &[]), 1, "repeated bytes");
+        assert_eq!(
+            check(&run("exited", "word\n"), "word\n\n", Some("exited"), &[]),
+            1,
+            "repeated bytes"
+        );
         assert_eq!(check(&run("exited", "word\n"), "word\n", None, &[]), 1, "no end");
-        assert_eq!(check(&run("lost", "word\n"), "word\n", Some("exited"), &[]), 1, "another outcome");
+        assert_eq!(
+            check(&run("lost", "word\n"), "word\n", Some("exited"), &[]),
+            1,
+            "another outcome"
+        );
         assert_eq!(check(&run("exited", "word\n"), "word\n", Some("exited"), &["overlap"]), 1);
         assert_eq!(check(&run("lost", "wo"), "word\n", Some("lost"), &[]), 0);
     }
@@ -131,14 +155,18 @@ mod tests {
     #[test]
     fn losses_without_fault_and_few_exits_are_found() {
         let incarnation = Uuid::from_u128(1);
-        let lost =
-            Recorded { worker: Some("worker-1".into()), incarnation: Some(incarnation), ..run("lost", "") };
+        let lost = Recorded {
+            worker: Some("worker-1".into()),
+            incarnation: Some(incarnation),
+            ..run("lost", "")
+        };
         let renewals = Renewals::from([(incarnation, 100.0)]);
         let log = FaultLog::default();
         assert_eq!(found(|findings| check_losses(&[lost], &log, &renewals, findings)), 1);
         let observed = [Observed { number: 7, ..Observed::default() }];
-        let exits =
-            |outcome| found(|findings| check_exits(&observed, &[run(outcome, "")], 1.0, &log, findings));
+        let exits = |outcome| {
+            found(|findings| check_exits(&observed, &[run(outcome, "")], 1.0, &log, findings))
+        };
         assert_eq!((exits("exited"), exits("lost"), exits("canceled")), (0, 1, 1));
         let event = FaultEvent { fault: Fault::HalfOpen, target: 1 };
         let log = FaultLog { records: vec![FaultRecord { event, began: 0.0, ended: 1.0 }], ..log };

@@ -14,7 +14,8 @@ use super::{
 };
 use crate::{Database, PgBouncer, Proxy, ProxyMode, ProxyTarget, Scratch, pgbouncer::Alias};
 
-/// How far the clock jumps, in seconds: much longer than a lease, shorter than the life of a session.
+/// How far the clock jumps, in seconds: much longer than a lease, shorter than the life of a
+/// session.
 const JUMP: i64 = 600;
 
 /// The setting of each connection that names the process that uses it.
@@ -47,14 +48,19 @@ impl TestDatabase {
         Self::start_with(faults, Replication::Synchronous).await
     }
 
-    pub(crate) async fn start_with(faults: &[Fault], replication: Replication) -> Result<(Self, Database)> {
+    pub(crate) async fn start_with(
+        faults: &[Fault],
+        replication: Replication,
+    ) -> Result<(Self, Database)> {
         let scratch = Scratch::new()?;
         let directory = scratch.join("postgres");
         let is_small = faults.contains(&Fault::FullDatabaseDisk);
         let disk = is_small.then(|| Disk::mount(&directory, DATABASE_DISK)).transpose()?;
         let mut server = Server::create(&directory)?;
-        let jumps = faults.iter().any(|fault| matches!(fault, Fault::ClockForward | Fault::ClockBackward));
-        let clock = jumps.then(|| Clock::install(&mut server, &scratch.join("clock"))).transpose()?;
+        let jumps =
+            faults.iter().any(|fault| matches!(fault, Fault::ClockForward | Fault::ClockBackward));
+        let clock =
+            jumps.then(|| Clock::install(&mut server, &scratch.join("clock"))).transpose()?;
         server.start().await?;
         let standby = match faults.contains(&Fault::Failover) {
             true => Some(Standby::start(&server, &scratch, replication).await?),
@@ -71,11 +77,14 @@ impl TestDatabase {
         Ok((Self { server, standby, clock, disk, pooler: None, proxy, scratch }, database))
     }
 
-    /// Starts PgBouncer, which knows each process by the name of its database. The setting that tells
-    /// the checks which process uses a connection would be lost otherwise.
+    /// Starts PgBouncer, which knows each process by the name of its database. The setting that
+    /// tells the checks which process uses a connection would be lost otherwise.
     pub(crate) fn start_pooler(&mut self, database: &str, processes: &[String]) -> Result<()> {
-        let alias =
-            |process| Alias { name: pooled_name(process), database, setting: (PROCESS_SETTING, process) };
+        let alias = |process| Alias {
+            name: pooled_name(process),
+            database,
+            setting: (PROCESS_SETTING, process),
+        };
         let aliases: Vec<_> = processes.iter().map(String::as_str).map(alias).collect();
         let directory = self.scratch.join("bouncer");
         self.pooler = Some(PgBouncer::start_with(self.server.target(), &directory, &aliases)?);
@@ -95,9 +104,15 @@ impl TestDatabase {
         let standby = self.standby.as_ref().context("no standby")?;
         let mut connection = self.server.connect("postgres").await?;
         let behind = "SELECT count(*) FROM pg_stat_replication WHERE replay_lsn < $1::pg_lsn";
-        let position: String =
-            sqlx::query_scalar("SELECT pg_current_wal_lsn()::text").fetch_one(&mut connection).await?;
-        while sqlx::query_scalar::<_, i64>(behind).bind(&position).fetch_one(&mut connection).await? > 0 {
+        let position: String = sqlx::query_scalar("SELECT pg_current_wal_lsn()::text")
+            .fetch_one(&mut connection)
+            .await?;
+        while sqlx::query_scalar::<_, i64>(behind)
+            .bind(&position)
+            .fetch_one(&mut connection)
+            .await?
+            > 0
+        {
             sleep(POLL_INTERVAL).await;
         }
         standby.replication.set(ProxyMode::Stalled);
@@ -132,7 +147,9 @@ impl TestDatabase {
 
     pub(crate) async fn end_fault(&mut self, fault: Fault) -> Result<()> {
         match fault {
-            Fault::ClockForward | Fault::ClockBackward => self.clock.as_ref().context("no clock")?.set(0)?,
+            Fault::ClockForward | Fault::ClockBackward => {
+                self.clock.as_ref().context("no clock")?.set(0)?
+            }
             Fault::FullDatabaseDisk => self.disk.as_ref().context("no disk")?.free()?,
             Fault::Failover => {
                 if let Some(standby) = self.standby.take() {
@@ -187,15 +204,21 @@ impl Standby {
         server.start().await?;
         let mut connection = primary.connect("postgres").await?;
         if kind == Replication::Synchronous {
-            for statement in ["ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"] {
+            for statement in
+                ["ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"]
+            {
                 sqlx::query(statement).execute(&mut connection).await?;
             }
         }
         let expected = if kind == Replication::Synchronous { "sync" } else { "async" };
-        let following =
-            "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' AND sync_state = $1";
+        let following = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' AND sync_state = $1";
         let deadline = Instant::now() + crate::TIMEOUT;
-        while sqlx::query_scalar::<_, i64>(following).bind(expected).fetch_one(&mut connection).await? == 0 {
+        while sqlx::query_scalar::<_, i64>(following)
+            .bind(expected)
+            .fetch_one(&mut connection)
+            .await?
+            == 0
+        {
             ensure!(Instant::now() < deadline, "the standby does not follow");
             sleep(POLL_INTERVAL).await;
         }

@@ -1,4 +1,5 @@
-//! A small tmpfs that can be filled and freed. Needs root; without it, nothing is mounted or filled.
+//! A small tmpfs that can be filled and freed. Needs root; without it, nothing is mounted or
+//! filled.
 
 use std::{
     fs::{self, File},
@@ -28,8 +29,10 @@ impl Disk {
         fs::create_dir_all(path)?;
         let is_mounted = available("root", (!is_root()).then_some("only root can mount a tmpfs"));
         if is_mounted {
-            let status =
-                Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(path).status()?;
+            let status = Command::new("mount")
+                .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+                .arg(path)
+                .status()?;
             ensure!(status.success(), "mount: {status}");
         }
         Ok(Self { path: path.to_owned(), is_mounted })

@@ -31,7 +31,9 @@ const MIN_OUTAGE: f64 = WORKER_LEASE_SECONDS as f64 * (0.8 - 1.0 / 3.0) - 0.3;
 pub(crate) type Renewals = BTreeMap<Uuid, f64>;
 
 pub(crate) async fn load_renewals(connection: &mut PgConnection) -> Result<Renewals> {
-    let rows = sqlx::query("SELECT incarnation, renewed FROM chaos_renewals").fetch_all(connection).await?;
+    let rows = sqlx::query("SELECT incarnation, renewed FROM chaos_renewals")
+        .fetch_all(connection)
+        .await?;
     rows.into_iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
@@ -64,7 +66,8 @@ impl FaultLog {
 
     pub(crate) fn end(&mut self, event: FaultEvent) -> Result<()> {
         let ended = uptime()?;
-        let is_open = |record: &&mut FaultRecord| record.event == event && record.ended.is_infinite();
+        let is_open =
+            |record: &&mut FaultRecord| record.event == event && record.ended.is_infinite();
         self.records.iter_mut().filter(is_open).for_each(|record| record.ended = ended);
         Ok(())
     }
@@ -162,10 +165,17 @@ mod tests {
         assert!(!log(Fault::Stall, 1, 100.0, 100.5).explains(1, 100.0), "too short");
         let short = log(Fault::CrashPostgres, 0, 100.0, 100.5);
         assert!(!short.explains(1, 100.0), "too short");
-        assert!(FaultLog { pooler_retry: 1.0, ..short }.explains(1, 100.0), "a pooler connects late");
-        for fault in
-            [Fault::Drain, Fault::RollingRestart, Fault::KillApi, Fault::HalfOpen, Fault::StallWorker]
-        {
+        assert!(
+            FaultLog { pooler_retry: 1.0, ..short }.explains(1, 100.0),
+            "a pooler connects late"
+        );
+        for fault in [
+            Fault::Drain,
+            Fault::RollingRestart,
+            Fault::KillApi,
+            Fault::HalfOpen,
+            Fault::StallWorker,
+        ] {
             assert!(!log(fault, 1, 90.0, 110.0).explains(1, 100.0), "{fault:?}");
         }
     }

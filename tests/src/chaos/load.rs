@@ -9,7 +9,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use codelia_proto::v1::{CancelRunRequest, CreateSessionRequest, Run, SandboxMode, Session, StartRunRequest};
+use codelia_proto::v1::{
+    CancelRunRequest, CreateSessionRequest, Run, SandboxMode, Session, StartRunRequest,
+};
 use futures::FutureExt;
 use tokio::{
     sync::watch,
@@ -103,7 +105,12 @@ pub(crate) struct Callers {
 
 impl Callers {
     /// Calls one api after another until one accepts.
-    pub(crate) async fn retry<T, F>(&self, what: &str, first: usize, call: impl Fn(Client) -> F) -> Result<T>
+    pub(crate) async fn retry<T, F>(
+        &self,
+        what: &str,
+        first: usize,
+        call: impl Fn(Client) -> F,
+    ) -> Result<T>
     where
         F: Future<Output = Result<T, Status>>,
     {
@@ -143,8 +150,11 @@ impl Callers {
 
     pub(crate) async fn session(&self, number: usize, mode: SandboxMode) -> Result<Session> {
         let idempotency_key = format!("session-{number}");
-        let request =
-            CreateSessionRequest { mode: mode.into(), idempotency_key, ..CreateSessionRequest::default() };
+        let request = CreateSessionRequest {
+            mode: mode.into(),
+            idempotency_key,
+            ..CreateSessionRequest::default()
+        };
         self.create_session(number, request).await
     }
 
@@ -179,7 +189,8 @@ impl Callers {
                 async move { client.start(request).await }
             })
             .await?;
-        let probed = async { if job.is_probed { self.probe(&run.name, session).await } else { Vec::new() } };
+        let probed =
+            async { if job.is_probed { self.probe(&run.name, session).await } else { Vec::new() } };
         let (exposed, canceled, watched) =
             futures::join!(probed, self.cancel(job, &run), self.watch_if(job, &run));
         canceled?;
@@ -219,7 +230,8 @@ impl Callers {
             async move { Exec::start(&client, request).await }
         });
         let exec = exec.await?;
-        // Events that contradict each other panic. Then nothing counts as printed, which is a finding.
+        // Events that contradict each other panic. Then nothing counts as printed, which is a
+        // finding.
         let printed = async {
             let finished = AssertUnwindSafe(exec.finish_without_timeout()).catch_unwind().await;
             let output = |transcript: Transcript| Output(transcript.stdout);
@@ -235,7 +247,8 @@ impl Callers {
     }
 
     pub(crate) async fn close(&self, session: &str) -> Result<()> {
-        self.retry("close a session", 0, |client| async move { client.close(session).await }).await?;
+        self.retry("close a session", 0, |client| async move { client.close(session).await })
+            .await?;
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! A standby that is promoted although it misses the last lease: the worker that holds the lease must
-//! stop its command before another command runs in the session.
+//! A standby that is promoted although it misses the last lease: the worker that holds the lease
+//! must stop its command before another command runs in the session.
 
 use anyhow::{Result, ensure};
 use codelia_proto::v1::{Outcome, RunState, StartRunRequest, outcome::Kind};
@@ -13,7 +13,8 @@ use crate::{Client, Cluster, ClusterOptions, eventually, shell};
 
 /// Longer than a promotion takes, so that only the fence can end leases.
 const LEASE: &str = "8s";
-const REMOVE_FENCE: &str = "DROP TRIGGER check_identity ON workers; DROP TRIGGER check_identity ON sessions;";
+const REMOVE_FENCE: &str =
+    "DROP TRIGGER check_identity ON workers; DROP TRIGGER check_identity ON sessions;";
 const SELECT_EPOCH: &str = "SELECT lease_epoch FROM sessions";
 
 /// What happened to a session whose lease was lost.
@@ -34,7 +35,8 @@ pub struct LostWindow {
 pub async fn promote_lagging_standby(is_fenced: bool) -> Result<LostWindow> {
     let (mut database, empty) =
         TestDatabase::start_with(&[Fault::Failover], Replication::Asynchronous).await?;
-    let options = ClusterOptions { apis: 1, workers: 0, shared_root: true, ..ClusterOptions::default() };
+    let options =
+        ClusterOptions { apis: 1, workers: 0, shared_root: true, ..ClusterOptions::default() };
     let mut cluster = Cluster::start_on(empty, options).await?;
     for _ in 0..2 {
         cluster.add_worker_with(&[("CODELIA_WORKER_LEASE_TTL", LEASE)]).await?;
@@ -60,10 +62,15 @@ pub async fn promote_lagging_standby(is_fenced: bool) -> Result<LostWindow> {
 
     database.start_fault(Fault::Failover, 0).await?;
     database.end_fault(Fault::Failover).await?;
-    run_to_end(&client, &session, "for i in 1 2 3 4 5 6 7 8 9; do echo new >> lines; sleep 0.1; done")
-        .await?;
+    run_to_end(
+        &client,
+        &session,
+        "for i in 1 2 3 4 5 6 7 8 9; do echo new >> lines; sleep 0.1; done",
+    )
+    .await?;
     let new_epoch = cluster.database.number(SELECT_EPOCH).await?;
-    let lines = eventually("the lines", || async { client.get(&session, "lines").await.ok() }).await;
+    let lines =
+        eventually("the lines", || async { client.get(&session, "lines").await.ok() }).await;
     let overlaps = lines.lines().skip_while(|line| *line == "old").any(|line| line == "old");
     eventually("the session is closed", || async { client.close(&session).await.ok() }).await;
     cluster.end().await?;

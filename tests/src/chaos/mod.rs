@@ -1,5 +1,5 @@
-//! Chaos tests: real processes execute runs with known side effects while faults from a seed happen.
-//! Afterwards nothing may be lost, doubled or left behind.
+//! Chaos tests: real processes execute runs with known side effects while faults from a seed
+//! happen. Afterwards nothing may be lost, doubled or left behind.
 
 mod checks;
 mod clock;
@@ -169,7 +169,9 @@ pub async fn run_seed(options: &Options) -> Result<Report> {
     let mut system = TestSystem::start(options).await?;
     let callers = system.callers.clone();
     let sessions: Vec<Session> = stream::iter(0..options.sessions)
-        .map(|number| callers[tenant_of(number)].session(number, options.modes[number % options.modes.len()]))
+        .map(|number| {
+            callers[tenant_of(number)].session(number, options.modes[number % options.modes.len()])
+        })
         .buffered(8)
         .try_collect()
         .await?;
@@ -182,8 +184,12 @@ pub async fn run_seed(options: &Options) -> Result<Report> {
     let mut findings = Findings::default();
     let outcomes = recover(&mut system, &observed, &sessions, options, &mut findings).await?;
     let rewritten_statements = system.proxies.iter().map(Proxy::replaced).sum();
-    let resumed_watches =
-        observed.runs.iter().filter_map(|run| run.watched.as_ref()).map(|watched| watched.resumed).sum();
+    let resumed_watches = observed
+        .runs
+        .iter()
+        .filter_map(|run| run.watched.as_ref())
+        .map(|watched| watched.resumed)
+        .sum();
     shut_down(system, options.seed, &sessions, &mut findings).await?;
     let faults = planned_faults(options);
     let took = began.elapsed();
@@ -212,7 +218,9 @@ async fn load(
         .buffer_unordered(plan.short_sessions.len())
         .try_collect();
     let uploads = stream::iter(plan.uploads.iter())
-        .map(|upload| callers_of(upload.session).upload(*upload, name(upload.session), round.subscribe()))
+        .map(|upload| {
+            callers_of(upload.session).upload(*upload, name(upload.session), round.subscribe())
+        })
         .buffer_unordered(plan.uploads.len().max(1))
         .try_filter_map(|uploaded| async { Ok(uploaded) })
         .try_collect();
@@ -258,7 +266,8 @@ async fn recover(
         eprintln!("some runs did not end within {RECOVERY_TIMEOUT:?}");
     }
     let mut connection = database.connection().await?;
-    let runs = checks::load_runs(&mut connection, &system::output_directory(&system.cluster)).await?;
+    let runs =
+        checks::load_runs(&mut connection, &system::output_directory(&system.cluster)).await?;
     let renewals = fault_log::load_renewals(&mut connection).await?;
     let ends = short_sessions::load_ends(&mut connection).await?;
     checks::close(connection).await;
@@ -291,12 +300,16 @@ async fn check_calls(
     }
     for uploaded in &observed.uploads {
         let session = &sessions[uploaded.session].name;
-        system.callers[tenant_of(uploaded.session)].check_upload(uploaded, session, findings).await?;
+        system.callers[tenant_of(uploaded.session)]
+            .check_upload(uploaded, session, findings)
+            .await?;
     }
     for callers in &system.callers {
         let is_own = |number: &usize| tenant_of(*number) == callers.tenant;
-        let own: BTreeSet<String> =
-            (0..sessions.len()).filter(is_own).map(|number| sessions[number].name.clone()).collect();
+        let own: BTreeSet<String> = (0..sessions.len())
+            .filter(is_own)
+            .map(|number| sessions[number].name.clone())
+            .collect();
         callers.check_lists(&own, findings).await?;
     }
     Ok(())
@@ -315,7 +328,8 @@ async fn shut_down(
     let database = &system.cluster.database;
     let open = "SELECT count(*) FROM sessions WHERE removed_at IS NULL";
     let swept = async {
-        while database.number(open).await? > 0 || !checks::find_sandboxes(&system.pids)?.is_empty() {
+        while database.number(open).await? > 0 || !checks::find_sandboxes(&system.pids)?.is_empty()
+        {
             sleep(POLL_INTERVAL).await;
         }
         anyhow::Ok(())

@@ -175,7 +175,8 @@ impl Plan {
         let rounds: Vec<_> = (0..rounds).map(|_| round(&mut random, &options.faults)).collect();
         let mut job = |number| job(&mut random, options, number, rounds.len());
         let jobs = (0..options.runs).map(&mut job).collect();
-        // Two for each round: one is closed, one expires. Their runs have the numbers after all others.
+        // Two for each round: one is closed, one expires. Their runs have the numbers after all
+        // others.
         let first = |session| options.runs + session * RUNS_OF_SHORT_SESSION;
         let runs = |session| (first(session)..first(session + 1)).map(&mut job).collect();
         let short_jobs: Vec<Vec<Job>> = (0..rounds.len() * 2).map(runs).collect();
@@ -233,7 +234,8 @@ fn job(random: &mut StdRng, options: &Options, number: usize, rounds: usize) -> 
         17..18 => Kind::Loud(random.random_range(MAX_LINES / 4..=MAX_LINES)),
         _ => Kind::Canceled(Duration::from_millis(random.random_range(0..1500))),
     };
-    let (retries, is_attached) = (if random.random_ratio(1, 4) { 2 } else { 0 }, random.random_ratio(1, 4));
+    let (retries, is_attached) =
+        (if random.random_ratio(1, 4) { 2 } else { 0 }, random.random_ratio(1, 4));
     Job {
         number,
         session: random.random_range(0..options.sessions),

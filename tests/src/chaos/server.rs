@@ -1,5 +1,5 @@
-//! A Postgres server that can be killed and moved to a standby, and whose clock can jump. Everything
-//! is in one directory; it listens only on a Unix socket there.
+//! A Postgres server that can be killed and moved to a standby, and whose clock can jump.
+//! Everything is in one directory; it listens only on a Unix socket there.
 
 use std::{
     fs,
@@ -42,7 +42,14 @@ impl Server {
     pub(crate) fn create(directory: &Path) -> Result<Self> {
         let server = Self::empty(directory)?;
         let mut initdb = server.program("initdb")?;
-        initdb.args(["--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync", "--username", ROLE]);
+        initdb.args([
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--locale=C.UTF-8",
+            "--no-sync",
+            "--username",
+            ROLE,
+        ]);
         run(initdb.arg("-D").arg(server.data()))?;
         Ok(server)
     }
@@ -58,7 +65,8 @@ impl Server {
     }
 
     fn empty(directory: &Path) -> Result<Self> {
-        let server = Self { directory: directory.to_owned(), environment: Vec::new(), process: None };
+        let server =
+            Self { directory: directory.to_owned(), environment: Vec::new(), process: None };
         for part in [directory.to_owned(), server.data(), server.sockets()] {
             fs::create_dir_all(&part)?;
             if let Some((uid, gid)) = user()? {
@@ -161,7 +169,8 @@ impl Server {
     /// there was one.
     pub(crate) async fn kill_backend(&self, choice: usize) -> Result<bool> {
         let mut connection = self.connect("postgres").await?;
-        let query = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'codelia%' ORDER BY pid";
+        let query =
+            "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'codelia%' ORDER BY pid";
         let backends: Vec<i32> = sqlx::query_scalar(query).fetch_all(&mut connection).await?;
         drop(connection);
         let Some(backend) = backends.get(choice % backends.len().max(1)) else { return Ok(false) };
@@ -243,7 +252,8 @@ fn user() -> Result<Option<(u32, u32)>> {
         return Ok(None);
     }
     let users = fs::read_to_string("/etc/passwd")?;
-    let line = users.lines().find(|line| line.starts_with("postgres:")).context("no user `postgres`")?;
+    let line =
+        users.lines().find(|line| line.starts_with("postgres:")).context("no user `postgres`")?;
     let field = |number| line.split(':').nth(number).and_then(|field| field.parse().ok());
     Ok(Some((field(2).context("invalid user id")?, field(3).context("invalid group id")?)))
 }
@@ -252,7 +262,8 @@ fn user() -> Result<Option<(u32, u32)>> {
 fn binaries() -> Result<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").context("PostgreSQL is not installed")?;
     let version = |path: &PathBuf| path.parent()?.file_name()?.to_str()?.parse::<u32>().ok();
-    let found = versions.flatten().map(|entry| entry.path().join("bin")).filter(|path| path.exists());
+    let found =
+        versions.flatten().map(|entry| entry.path().join("bin")).filter(|path| path.exists());
     found.max_by_key(version).context("PostgreSQL is not installed")
 }
 

@@ -93,7 +93,8 @@ pub(crate) async fn load_ends(connection: &mut PgConnection) -> Result<Vec<Sessi
 /// Checks that each short session ended as its caller wanted, and no other session ended.
 pub(crate) fn check_ends(short: &[ShortObserved], ends: &[SessionEnd], findings: &mut Findings) {
     for end in ends {
-        let expected = short.iter().find(|short| short.session == end.id).map(|short| short.is_closed);
+        let expected =
+            short.iter().find(|short| short.session == end.id).map(|short| short.is_closed);
         let is_right = match (expected, end.reason.as_deref()) {
             (None, None) | (Some(true), Some("closed")) => true,
             (Some(false), Some("expired")) => !end.is_early,
@@ -124,8 +125,11 @@ mod tests {
             check_ends(&short, ends, &mut findings);
             findings.lost.len()
         };
-        let right =
-            [end(open, None, false), end(closed, Some("closed"), true), end(expired, Some("expired"), false)];
+        let right = [
+            end(open, None, false),
+            end(closed, Some("closed"), true),
+            end(expired, Some("expired"), false),
+        ];
         assert_eq!(found(&right), 0);
         let wrong = [
             end(open, Some("expired"), false),

@@ -26,8 +26,8 @@ use super::{
     plan::{APIS, Fault, FaultEvent, Round, SMALL_DISK_WORKER, WORKERS},
 };
 use crate::{
-    Certificates, Client, Cluster, ClusterOptions, ENGINE_SOCKET, PgBouncer, Process, Proxy, ProxyMode,
-    ProxySide, ProxyTarget,
+    Certificates, Client, Cluster, ClusterOptions, ENGINE_SOCKET, PgBouncer, Process, Proxy,
+    ProxyMode, ProxySide, ProxyTarget,
 };
 
 /// How long to wait for a database that recovers.
@@ -94,8 +94,12 @@ impl TestSystem {
         shared.push(("CODELIA_OUTPUT_INLINE", "16 KiB".to_owned()));
         // The faults fill a small disk to the last byte.
         shared.push(("CODELIA_WORKER_DISK_RESERVE", "0".to_owned()));
-        shared.push(("CODELIA_OUTPUT_STORE", format!("file://{}", output_directory(&cluster).display())));
-        shared.extend(options.pooler.then(|| ("CODELIA_DATABASE_POOLER", "transaction".to_owned())));
+        shared.push((
+            "CODELIA_OUTPUT_STORE",
+            format!("file://{}", output_directory(&cluster).display()),
+        ));
+        shared
+            .extend(options.pooler.then(|| ("CODELIA_DATABASE_POOLER", "transaction".to_owned())));
         for (number, name) in workers.iter().enumerate() {
             let proxy = Proxy::to(database.target(), disabled.replacements())?;
             let address = worker_address();
@@ -120,7 +124,8 @@ impl TestSystem {
         }
         let (callers, operator) = callers(&cluster, defects).await?;
         let pids = cluster.workers.iter().map(|worker| worker.process.pid()).collect();
-        let pooler_retry = if options.pooler { f64::from(PgBouncer::LOGIN_RETRY_SECONDS) } else { 0.0 };
+        let pooler_retry =
+            if options.pooler { f64::from(PgBouncer::LOGIN_RETRY_SECONDS) } else { 0.0 };
         let (exempt, log) = (BTreeSet::new(), FaultLog { pooler_retry, ..FaultLog::default() });
         Ok(Self { disk, cluster, callers, operator, proxies, links, exempt, log, pids, database })
     }
@@ -140,9 +145,11 @@ impl TestSystem {
         events.sort_by_key(|event| match event.fault {
             Fault::FullDatabaseDisk => 0,
             Fault::StopPostgres | Fault::CrashPostgres | Fault::KillBackend | Fault::Failover => 1,
-            Fault::KillWorker | Fault::KillApi | Fault::RestartApi | Fault::Drain | Fault::RollingRestart => {
-                3
-            }
+            Fault::KillWorker
+            | Fault::KillApi
+            | Fault::RestartApi
+            | Fault::Drain
+            | Fault::RollingRestart => 3,
             _ => 2,
         });
         for event in events {
@@ -201,7 +208,10 @@ impl TestSystem {
                 self.exempt_all().await?;
                 self.database.end_fault(fault).await?;
             }
-            Fault::StopPostgres | Fault::CrashPostgres | Fault::KillBackend | Fault::FullDatabaseDisk => {
+            Fault::StopPostgres
+            | Fault::CrashPostgres
+            | Fault::KillBackend
+            | Fault::FullDatabaseDisk => {
                 self.database.end_fault(fault).await?;
             }
             Fault::Failover => {
@@ -321,7 +331,8 @@ async fn add_worker(
     let root = cluster.directory().join("small/root").display().to_string();
     let mut settings = own.to_vec();
     settings.extend(shared.iter().map(|(name, value)| (*name, value.as_str())));
-    settings.extend((number == SMALL_DISK_WORKER).then_some(("CODELIA_SANDBOX_ROOT", root.as_str())));
+    settings
+        .extend((number == SMALL_DISK_WORKER).then_some(("CODELIA_SANDBOX_ROOT", root.as_str())));
     settings.extend(disabled.settings());
     cluster.add_worker_with(&settings).await
 }
@@ -361,12 +372,18 @@ fn cluster_options() -> ClusterOptions {
 
 /// The names of the workers and of the apis.
 fn process_names() -> (Vec<String>, Vec<String>) {
-    let names = |kind: &str, count: usize| (0..count).map(|number| format!("{kind}-{number}")).collect();
+    let names =
+        |kind: &str, count: usize| (0..count).map(|number| format!("{kind}-{number}")).collect();
     (names("worker", WORKERS), names("api", APIS))
 }
 
 /// The URL of the database via the proxy. A setting of its connections identifies the process.
-fn database_url(database: &TestDatabase, cluster: &Cluster, process: &str, proxy: &Proxy) -> String {
+fn database_url(
+    database: &TestDatabase,
+    cluster: &Cluster,
+    process: &str,
+    proxy: &Proxy,
+) -> String {
     let name = database.name_for(process, cluster.database.name());
     format!("postgres://codelia@127.0.0.1:{}/{name}", proxy.port())
 }
@@ -386,7 +403,8 @@ async fn callers(cluster: &Cluster, defects: &[Defect]) -> Result<(Vec<Callers>,
     let callers = |tenant: usize| Callers {
         tenant,
         clients: clients[tenant].clone(),
-        others: clients[if defects.contains(&Defect::SharedKey) { tenant } else { 1 - tenant }].clone(),
+        others: clients[if defects.contains(&Defect::SharedKey) { tenant } else { 1 - tenant }]
+            .clone(),
         watch_overlap: i64::from(defects.contains(&Defect::WatchOverlap)),
     };
     let secret = cluster.key(TENANT_NAMES[0], &Scope::ALL).await?;

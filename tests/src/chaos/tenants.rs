@@ -28,13 +28,17 @@ impl Callers {
                 ("GetRun", is_reached(client.get_run(run)).await),
                 ("WatchRun", is_reached(client.watch(run, 0)).await),
                 ("GetSession", is_reached(client.get_session(session)).await),
-                ("StartRun", is_reached(client.start(shell(session, "echo intruder >> marks"))).await),
+                (
+                    "StartRun",
+                    is_reached(client.start(shell(session, "echo intruder >> marks"))).await,
+                ),
                 ("ReadFile", is_reached(client.get(session, "marks")).await),
                 ("WriteFile", is_reached(client.put(session, "intruder", "")).await),
                 ("CancelRun", is_reached(calls.cancel_run(cancel)).await),
             ];
             let reached = reached.into_iter().filter(|(_, is_reached)| *is_reached);
-            exposed.extend(reached.map(|(call, _)| format!("{}: {call} of {run}", Findings::EXPOSED)));
+            exposed
+                .extend(reached.map(|(call, _)| format!("{}: {call} of {run}", Findings::EXPOSED)));
         }
         exposed
     }
@@ -59,9 +63,11 @@ impl Callers {
 async fn is_reached<T>(call: impl Future<Output = Result<T, Status>>) -> bool {
     match timeout(PROBE_TIMEOUT, call).await {
         Ok(Err(status)) => match status.code() {
-            Code::NotFound | Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded => {
-                false
-            }
+            Code::NotFound
+            | Code::Unavailable
+            | Code::Unknown
+            | Code::Cancelled
+            | Code::DeadlineExceeded => false,
             // The connection broke.
             Code::Internal => !status.details().is_empty(),
             _ => true,

@@ -63,7 +63,8 @@ impl Callers {
     ) -> Result<()> {
         let read = self.retry_until("read a file", uploaded.number, |client| {
             let path = path(uploaded.number);
-            let request = ReadFileRequest { parent: session.to_owned(), path, ..Default::default() };
+            let request =
+                ReadFileRequest { parent: session.to_owned(), path, ..Default::default() };
             async move { client.read_file(request).await }
         });
         let found = read.await?.map(|(_, bytes)| bytes);
@@ -82,7 +83,8 @@ pub(crate) fn change_files(
         for root in roots {
             let workspace =
                 root.join("sessions").join(&sessions[upload.session].session_id).join("workspace");
-            if let Ok(file) = File::options().write(true).open(workspace.join(path(upload.number))) {
+            if let Ok(file) = File::options().write(true).open(workspace.join(path(upload.number)))
+            {
                 file.write_all_at(b"!", 0)?;
             }
         }
@@ -95,7 +97,8 @@ fn check_content(uploaded: &Uploaded, found: Result<Vec<u8>, Status>, findings: 
     let what = match found {
         Ok(found) if found == expected => return,
         Ok(found) => {
-            let same = found.iter().zip(&expected).take_while(|(left, right)| left == right).count();
+            let same =
+                found.iter().zip(&expected).take_while(|(left, right)| left == right).count();
             format!("{} bytes that differ from position {same} on", found.len())
         }
         Err(status) => format!("{status:?}"),

@@ -61,7 +61,9 @@ impl Watched {
         let opened = timeout(SILENCE_TIMEOUT, client.watch(run, (position - overlap).max(0))).await;
         let mut stream = opened.map_err(silent)??;
         let stops_early = overlap > 0 && self.resumed == 0;
-        while let Some(response) = timeout(SILENCE_TIMEOUT, stream.message()).await.map_err(silent)?? {
+        while let Some(response) =
+            timeout(SILENCE_TIMEOUT, stream.message()).await.map_err(silent)??
+        {
             self.push(response.event.unwrap_or_default());
             if stops_early && !self.output.0.is_empty() {
                 break;
@@ -75,7 +77,10 @@ impl Watched {
             Some(Kind::Output(output)) => {
                 let start = output.next_position - i64::try_from(output.data.len()).unwrap_or(0);
                 if i64::try_from(self.output.0.len()) != Ok(start) {
-                    self.errors.push(format!("expected position {}, received {start}", self.output.0.len()));
+                    self.errors.push(format!(
+                        "expected position {}, received {start}",
+                        self.output.0.len()
+                    ));
                 }
                 self.output.0.extend_from_slice(&output.data);
             }

@@ -1,5 +1,5 @@
-//! A network for one test: a namespace with public-looking addresses, in which servers for HTTP, TLS,
-//! plain TCP and DNS run. The host has a route to it; nothing leaves the host.
+//! A network for one test: a namespace with public-looking addresses, in which servers for HTTP,
+//! TLS, plain TCP and DNS run. The host has a route to it; nothing leaves the host.
 
 use std::{
     fs,
@@ -101,8 +101,8 @@ impl TestNetwork {
         self.scratch.join("www")
     }
 
-    /// Has the DNS server answer a name with these addresses: all of them, or after `next` one after
-    /// the other.
+    /// Has the DNS server answer a name with these addresses: all of them, or after `next` one
+    /// after the other.
     pub fn name(&self, name: &str, addresses: &[&str]) -> Result<()> {
         let path = self.scratch.join("names");
         let names = fs::read_to_string(&path)?;
@@ -137,7 +137,8 @@ impl TestNetwork {
     }
 
     fn log(&self, name: &str) -> Vec<String> {
-        let text = fs::read_to_string(self.scratch.join(&format!("{name}.log"))).unwrap_or_default();
+        let text =
+            fs::read_to_string(self.scratch.join(&format!("{name}.log"))).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }
 
@@ -163,7 +164,8 @@ impl Link {
     fn create() -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         // 93.184.0.0/16 in blocks of 16 addresses. Tests in other processes begin elsewhere.
-        let first = std::process::id().wrapping_mul(37).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let first =
+            std::process::id().wrapping_mul(37).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         for block in (0..4096).map(|n| first.wrapping_add(n) % 4096) {
             let base = u32::from(Ipv4Addr::new(93, 184, 0, 0)) + block * 16;
             let link = Self {
@@ -185,7 +187,8 @@ impl Link {
     fn connect(&self) -> Result<()> {
         let Self { namespace, device, host, server, .. } = self;
         // Without duplicate address detection, which takes a second.
-        let (host_six, server_six) = (format!("{}/124", six(*host)), format!("{}/124", six(*server)));
+        let (host_six, server_six) =
+            (format!("{}/124", six(*host)), format!("{}/124", six(*server)));
         let (host, server) = (format!("{host}/28"), format!("{server}/28"));
         ip(&["link", "add", device, "type", "veth", "peer", "name", "eth0", "netns", namespace])?;
         for (address, options) in [(&host, &[][..]), (&host_six, &["nodad"])] {
@@ -225,6 +228,10 @@ fn six(address: Ipv4Addr) -> Ipv6Addr {
 
 fn ip(arguments: &[&str]) -> Result<()> {
     let output = Command::new("ip").args(arguments).output().context("start ip")?;
-    ensure!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "ip {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(())
 }

@@ -83,8 +83,9 @@ fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 impl Table {
-    /// The slowest time of a statement at any size relative to the time at the smallest size, for tables
-    /// that were never analyzed and for analyzed ones: a plan that differs between them is not growth.
+    /// The slowest time of a statement at any size relative to the time at the smallest size, for
+    /// tables that were never analyzed and for analyzed ones: a plan that differs between them is
+    /// not growth.
     fn factors(times: &[[Duration; 2]]) -> [f64; 2] {
         [0, 1].map(|column| {
             let (first, slowest) = bounds(times, column);

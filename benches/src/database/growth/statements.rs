@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use codelia_store::{
-    AuditFilter, HeldSessions, Retention, RunFilter, RunState, SessionFilter, SessionRef, SessionState,
+    AuditFilter, HeldSessions, Retention, RunFilter, RunState, SessionFilter, SessionRef,
+    SessionState,
 };
 use codelia_types::RunId;
 use futures::future::BoxFuture;
@@ -118,7 +119,10 @@ pub(super) static STATEMENTS: [Statement; 34] = [
         s.load.incarnation,
         64
     )),
-    statement!("tenant_stored_bytes", Periodic, |s| s.load.store.tenant_stored_bytes(&s.load.tenant)),
+    statement!("tenant_stored_bytes", Periodic, |s| s
+        .load
+        .store
+        .tenant_stored_bytes(&s.load.tenant)),
     statement!("lease_sweep", Periodic, |s| s.load.store.lease_sweep_any_tenant(BATCH)),
     statement!("run_expire_queued", Periodic, |s| s.load.store.run_expire_queued_any_tenant(BATCH)),
     statement!("session_expire", Periodic, |s| s.load.store.session_expire_any_tenant(BATCH)),
@@ -165,7 +169,12 @@ pub(super) static STATEMENTS: [Statement; 34] = [
     )),
     statement!("audit_list, deep page", List, |s| AuditFilter { after: Some(fill::middle_id()), ..AuditFilter::default() } =>
         |filter| s.load.store.audit_list(Some(&s.load.tenant), &filter, PAGE)),
-    statement!("output_read", List, |s| s.load.store.output_read(&s.load.tenant, s.ended, 0, 1 << 20)),
+    statement!("output_read", List, |s| s.load.store.output_read(
+        &s.load.tenant,
+        s.ended,
+        0,
+        1 << 20
+    )),
     statement!("tenant_usage", List, |s| s.load.store.tenant_usage(&s.load.tenant)),
     statement!("worker_list", List, |s| s.load.store.worker_list(None, PAGE)),
 ];

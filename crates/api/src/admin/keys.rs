@@ -54,13 +54,24 @@ impl Admin {
         Ok(v1::ListKeysResponse { keys, next_page_token })
     }
 
-    pub(super) async fn revoke_key(&self, caller: &Caller, name: &str) -> Result<v1::Key, ApiError> {
+    pub(super) async fn revoke_key(
+        &self,
+        caller: &Caller,
+        name: &str,
+    ) -> Result<v1::Key, ApiError> {
         let (tenant, id) = resource_name::key("name", name)?;
         let tenant = administered_tenant(caller, tenant)?;
-        let change =
-            Change { kind: EventKind::KeyRevoked, tenant: Some(&tenant), detail: json!({ "key": id }) };
+        let change = Change {
+            kind: EventKind::KeyRevoked,
+            tenant: Some(&tenant),
+            detail: json!({ "key": id }),
+        };
         let key = self.audited(caller, change, async {
-            self.context.store.key_revoke(&tenant, id).await?.ok_or_else(|| ApiError::not_found("key", id))
+            self.context
+                .store
+                .key_revoke(&tenant, id)
+                .await?
+                .ok_or_else(|| ApiError::not_found("key", id))
         });
         Ok(to_proto::key(key.await?))
     }
@@ -68,10 +79,15 @@ impl Admin {
 
 /// The scopes of a new key, sorted and without duplicates; at least one.
 fn scopes(numbers: &[i32]) -> Result<Vec<Scope>, ApiError> {
-    let mut scopes = numbers.iter().map(|&number| validate::scope(number)).collect::<Result<Vec<_>, _>>()?;
+    let mut scopes =
+        numbers.iter().map(|&number| validate::scope(number)).collect::<Result<Vec<_>, _>>()?;
     scopes.sort_unstable();
     scopes.dedup();
-    if scopes.is_empty() { Err(ApiError::invalid("scopes", "must not be empty")) } else { Ok(scopes) }
+    if scopes.is_empty() {
+        Err(ApiError::invalid("scopes", "must not be empty"))
+    } else {
+        Ok(scopes)
+    }
 }
 
 /// When a new key expires; `None` for never.

@@ -50,7 +50,8 @@ impl Admin {
             TenantDeletion::NotFound if wire.allow_missing => Ok(None),
             TenantDeletion::NotFound => Err(tenant_not_found(&id)),
             TenantDeletion::HasSessions(sessions) => {
-                let message = format!("the tenant has {sessions} open sessions; close them, or set `force`");
+                let message =
+                    format!("the tenant has {sessions} open sessions; close them, or set `force`");
                 Err(ApiError::new(Reason::TenantNotEmpty, message))
             }
             TenantDeletion::Begun(tenant) => self.with_usage(&tenant).await.map(Some),
@@ -63,8 +64,9 @@ impl Admin {
 fn other_tenant(caller: &Caller, name: &str) -> Result<TenantId, ApiError> {
     match resource_name::tenant("name", name)? {
         TenantName::Id(id) if id != caller.tenant => Ok(id),
-        TenantName::Id(_) | TenantName::Own => {
-            Err(ApiError::invalid("name", "is the tenant of your own key; use a key of another tenant"))
-        }
+        TenantName::Id(_) | TenantName::Own => Err(ApiError::invalid(
+            "name",
+            "is the tenant of your own key; use a key of another tenant",
+        )),
     }
 }

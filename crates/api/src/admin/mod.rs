@@ -1,5 +1,5 @@
-//! `AdminService`: tenants with their keys, quotas and runs, and workers. An operator administers the installation, an
-//! admin only its own tenant: other tenants look as if they did not exist.
+//! `AdminService`: tenants with their keys, quotas and runs, and workers. An operator administers
+//! the installation, an admin only its own tenant: other tenants look as if they did not exist.
 
 mod keys;
 mod lifecycle;
@@ -32,8 +32,8 @@ struct Change<'a> {
 }
 
 impl Admin {
-    /// Records what a caller is about to do, does it, and records what became of it. Without the first
-    /// record nothing is done. Without the second, the first says that it may have been done.
+    /// Records what a caller is about to do, does it, and records what became of it. Without the
+    /// first record nothing is done. Without the second, the first says that it may have been done.
     async fn audited<T>(
         &self,
         caller: &Caller,
@@ -49,12 +49,20 @@ impl Admin {
         result
     }
 
-    async fn audit(&self, caller: &Caller, change: &Change<'_>, result: &str) -> Result<(), ApiError> {
+    async fn audit(
+        &self,
+        caller: &Caller,
+        change: &Change<'_>,
+        result: &str,
+    ) -> Result<(), ApiError> {
         let Change { kind, tenant, detail } = change;
         let mut detail = detail.clone();
         detail["result"] = json!(result);
-        let subject =
-            EventSubject { key: Some(caller.key), tenant: tenant.cloned(), ..EventSubject::default() };
+        let subject = EventSubject {
+            key: Some(caller.key),
+            tenant: tenant.cloned(),
+            ..EventSubject::default()
+        };
         let body = EventBody { kind: *kind, field: None, detail };
         Ok(self.context.store.audit_insert(&subject, &body).await?)
     }
@@ -64,7 +72,9 @@ impl Admin {
 pub(crate) fn administered_tenant(caller: &Caller, name: TenantName) -> Result<TenantId, ApiError> {
     match name {
         TenantName::Own => Ok(caller.tenant.clone()),
-        TenantName::Id(id) if id == caller.tenant || auth::has_scope(caller, Scope::Operator) => Ok(id),
+        TenantName::Id(id) if id == caller.tenant || auth::has_scope(caller, Scope::Operator) => {
+            Ok(id)
+        }
         TenantName::Id(id) => Err(tenant_not_found(&id)),
     }
 }
@@ -262,6 +272,9 @@ mod tests {
         assert_eq!(administered_tenant(&admin, TenantName::Own).unwrap().as_str(), "own");
         let not_found = ApiError::not_found("tenant", "other");
         assert_eq!(administered_tenant(&admin, other()), Err(not_found));
-        assert_eq!(administered_tenant(&caller_with(&[Scope::Operator]), other()).unwrap().as_str(), "other");
+        assert_eq!(
+            administered_tenant(&caller_with(&[Scope::Operator]), other()).unwrap().as_str(),
+            "other"
+        );
     }
 }

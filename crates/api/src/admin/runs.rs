@@ -35,10 +35,15 @@ impl Admin {
             store.tenant_get(id).await?.ok_or_else(|| tenant_not_found(id))?;
         }
         if wire.page_token.is_empty() {
-            let subject =
-                EventSubject { tenant: tenant.clone(), key: Some(caller.key), ..EventSubject::default() };
+            let subject = EventSubject {
+                tenant: tenant.clone(),
+                key: Some(caller.key),
+                ..EventSubject::default()
+            };
             let kind = EventKind::RunsListedByOperator;
-            store.audit_insert(&subject, &EventBody { kind, field: None, detail: json!({}) }).await?;
+            store
+                .audit_insert(&subject, &EventBody { kind, field: None, detail: json!({}) })
+                .await?;
         }
         while let Some(limit) = page.batch() {
             self.context.list_turn(caller).await?;
@@ -62,7 +67,8 @@ impl Admin {
         let reason = validate::reason(wire.reason)?;
         let cancellation = cancellation(reason.clone(), wire.grace)?;
         let store = &self.context.store;
-        let run = store.run_get(&tenant, id).await?.ok_or_else(|| ApiError::not_found("run", id))?;
+        let run =
+            store.run_get(&tenant, id).await?.ok_or_else(|| ApiError::not_found("run", id))?;
         // First the event: nothing happens that is not recorded.
         let subject = EventSubject {
             tenant: Some(tenant.clone()),

@@ -30,7 +30,8 @@ impl Admin {
             ApiError::invalid("tenant_id", "must match `[a-z0-9-]{1,63}` and must not be `-`")
         })?;
         let quotas = with_defaults(quotas_change(wire.quotas)?);
-        let change = Change { kind: EventKind::TenantCreated, tenant: Some(&id), detail: json!({}) };
+        let change =
+            Change { kind: EventKind::TenantCreated, tenant: Some(&id), detail: json!({}) };
         let tenant = self.audited(caller, change, async {
             self.context.store.tenant_create(&id, quotas).await.map_err(|error| match error {
                 codelia_store::Error::AlreadyExists { .. } => {
@@ -43,9 +44,14 @@ impl Admin {
         self.with_usage(&tenant.await?).await
     }
 
-    pub(super) async fn get_tenant(&self, caller: &Caller, name: &str) -> Result<v1::Tenant, ApiError> {
+    pub(super) async fn get_tenant(
+        &self,
+        caller: &Caller,
+        name: &str,
+    ) -> Result<v1::Tenant, ApiError> {
         let id = administered_tenant(caller, resource_name::tenant("name", name)?)?;
-        let tenant = self.context.store.tenant_get(&id).await?.ok_or_else(|| tenant_not_found(&id))?;
+        let tenant =
+            self.context.store.tenant_get(&id).await?.ok_or_else(|| tenant_not_found(&id))?;
         self.with_usage(&tenant).await
     }
 
@@ -94,7 +100,11 @@ impl Admin {
         }});
         let audited = Change { kind: EventKind::QuotasSet, tenant: Some(&id), detail };
         let tenant = self.audited(caller, audited, async {
-            self.context.store.tenant_set_quotas(&id, change).await?.ok_or_else(|| tenant_not_found(&id))
+            self.context
+                .store
+                .tenant_set_quotas(&id, change)
+                .await?
+                .ok_or_else(|| tenant_not_found(&id))
         });
         self.with_usage(&tenant.await?).await
     }
@@ -108,9 +118,13 @@ impl Admin {
         let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
         let level = validate::enum_value::<v1::IsolationLevel>("level", wire.level)?.to_level();
         let level = level.ok_or_else(|| ApiError::invalid("level", "required"))?;
-        let ask = validate::enum_value::<v1::IsolationLevel>("ask_level", wire.ask_level)?.to_level();
+        let ask =
+            validate::enum_value::<v1::IsolationLevel>("ask_level", wire.ask_level)?.to_level();
         if ask.is_some_and(|ask| ask >= level) {
-            return Err(ApiError::invalid("ask_level", format!("must be below level, which is {level}")));
+            return Err(ApiError::invalid(
+                "ask_level",
+                format!("must be below level, which is {level}"),
+            ));
         }
         let reason = validate::reason(wire.reason)?;
         let store = &self.context.store;
@@ -129,7 +143,11 @@ impl Admin {
         let detail = json!({ "max_limits": max });
         let change = Change { kind: EventKind::QuotasSet, tenant: Some(&id), detail };
         let tenant = self.audited(caller, change, async {
-            self.context.store.tenant_set_max_limits(&id, &max).await?.ok_or_else(|| tenant_not_found(&id))
+            self.context
+                .store
+                .tenant_set_max_limits(&id, &max)
+                .await?
+                .ok_or_else(|| tenant_not_found(&id))
         });
         self.with_usage(&tenant.await?).await
     }
@@ -141,7 +159,10 @@ fn quotas_change(wire: Option<v1::Quotas>) -> Result<QuotasChange, ApiError> {
         sessions: validate::quota("quotas.sessions", wire.sessions)?,
         concurrent_runs: validate::quota("quotas.concurrent_runs", wire.concurrent_runs)?,
         queued_runs: validate::quota("quotas.queued_runs", wire.queued_runs)?,
-        requests_per_second: validate::quota("quotas.requests_per_second", wire.requests_per_second)?,
+        requests_per_second: validate::quota(
+            "quotas.requests_per_second",
+            wire.requests_per_second,
+        )?,
         output_bytes: validate::quota("quotas.output_bytes", wire.output_bytes)?,
         disk_bytes: validate::quota("quotas.disk_bytes", wire.disk_bytes)?,
     })
@@ -153,8 +174,14 @@ fn masked_change(
     wire: Option<v1::Quotas>,
     mask: Option<prost_types::FieldMask>,
 ) -> Result<QuotasChange, ApiError> {
-    const FIELDS: [&str; 6] =
-        ["sessions", "concurrent_runs", "queued_runs", "requests_per_second", "output_bytes", "disk_bytes"];
+    const FIELDS: [&str; 6] = [
+        "sessions",
+        "concurrent_runs",
+        "queued_runs",
+        "requests_per_second",
+        "output_bytes",
+        "disk_bytes",
+    ];
     let change = quotas_change(wire)?;
     let paths = mask.unwrap_or_default().paths;
     if paths.is_empty() {
@@ -191,13 +218,16 @@ fn with_defaults(change: QuotasChange) -> Quotas {
     }
 }
 
-/// The highest limits of a tenant. An operator may choose any amount, but only times that clocks can
-/// add.
+/// The highest limits of a tenant. An operator may choose any amount, but only times that clocks
+/// can add.
 fn max_limits(wire: Option<v1::Limits>) -> Result<LimitsRequest, ApiError> {
     let limits = validate::limits(wire)?;
     for (limit, time) in [(Limit::Timeout, limits.timeout), (Limit::CpuTime, limits.cpu_time)] {
         if time.is_some_and(|time| time > MAX_TIME) {
-            return Err(ApiError::invalid(limit.field(), format!("maximum is {}", duration::text(MAX_TIME))));
+            return Err(ApiError::invalid(
+                limit.field(),
+                format!("maximum is {}", duration::text(MAX_TIME)),
+            ));
         }
     }
     Ok(limits)
@@ -212,11 +242,15 @@ mod tests {
         let mask = |paths: &[&str]| {
             Some(prost_types::FieldMask { paths: paths.iter().map(ToString::to_string).collect() })
         };
-        let five = Some(v1::Quotas { sessions: Some(5), queued_runs: Some(6), ..Default::default() });
+        let five =
+            Some(v1::Quotas { sessions: Some(5), queued_runs: Some(6), ..Default::default() });
         let change = masked_change(five, mask(&["sessions", "output_bytes"])).unwrap();
         let default = Quotas::default().output_bytes;
-        let expected =
-            QuotasChange { sessions: Some(5), output_bytes: Some(default), ..QuotasChange::default() };
+        let expected = QuotasChange {
+            sessions: Some(5),
+            output_bytes: Some(default),
+            ..QuotasChange::default()
+        };
         assert_eq!(change, expected);
         assert_eq!(masked_change(five, mask(&[])), quotas_change(five));
         let unknown = masked_change(five, mask(&["quotas.sessions"]));
@@ -227,7 +261,8 @@ mod tests {
     fn zero_quota_is_rejected_and_absent_is_default() {
         let zero = v1::Quotas { queued_runs: Some(0), ..Default::default() };
         assert!(
-            quotas_change(Some(zero)).is_err_and(|error| error.invalid_field() == Some("quotas.queued_runs"))
+            quotas_change(Some(zero))
+                .is_err_and(|error| error.invalid_field() == Some("quotas.queued_runs"))
         );
         let five = v1::Quotas { sessions: Some(5), ..Default::default() };
         let quotas = with_defaults(quotas_change(Some(five)).unwrap());

@@ -28,7 +28,11 @@ impl Admin {
         Ok(v1::ListWorkersResponse { workers, next_page_token })
     }
 
-    pub(super) async fn drain_worker(&self, caller: &Caller, name: &str) -> Result<v1::Worker, ApiError> {
+    pub(super) async fn drain_worker(
+        &self,
+        caller: &Caller,
+        name: &str,
+    ) -> Result<v1::Worker, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = resource_name::worker("name", name)?;
         let worker = self.audited(caller, drain(&id, true), async {
@@ -38,7 +42,11 @@ impl Admin {
         Ok(to_proto::worker(worker.await?))
     }
 
-    pub(super) async fn undrain_worker(&self, caller: &Caller, name: &str) -> Result<v1::Worker, ApiError> {
+    pub(super) async fn undrain_worker(
+        &self,
+        caller: &Caller,
+        name: &str,
+    ) -> Result<v1::Worker, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = resource_name::worker("name", name)?;
         let worker = self.audited(caller, drain(&id, false), async {

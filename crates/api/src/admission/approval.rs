@@ -17,12 +17,13 @@ pub(crate) struct ApprovalNeed {
 
 /// Whether a run may request approvals while it runs, so that the key that started it is recorded.
 pub(crate) fn may_ask(spec: &RunSpec) -> bool {
-    spec.network == Some(NetworkMode::Proxy) || spec.policy.filesystem.mode == Some(FilesystemMode::Dynamic)
+    spec.network == Some(NetworkMode::Proxy)
+        || spec.policy.filesystem.mode == Some(FilesystemMode::Dynamic)
 }
 
 /// What an admitted run needs before it may start; `None` if it may start. `floor` is the isolation
-/// that its tenant has without asking. Mode `logical` isolates nothing, so that its network needs no
-/// approval of its own.
+/// that its tenant has without asking. Mode `logical` isolates nothing, so that its network needs
+/// no approval of its own.
 pub(crate) fn approval_needed(
     spec: &RunSpec,
     options: &Options,
@@ -37,7 +38,9 @@ pub(crate) fn approval_needed(
             NetworkApproval::Proxy => {
                 (ApprovalKind::NetworkProxy, "the network through the egress proxy".to_owned())
             }
-            NetworkApproval::Host => (ApprovalKind::NetworkHost, "the host's whole network".to_owned()),
+            NetworkApproval::Host => {
+                (ApprovalKind::NetworkHost, "the host's whole network".to_owned())
+            }
         }
     };
     let program = spec.command.argv.first().map_or("", String::as_str);

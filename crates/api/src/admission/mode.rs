@@ -7,8 +7,9 @@ use codelia_types::{Mode, Reason};
 use super::rules::Rules;
 use crate::error::ApiError;
 
-/// Checks that the installation, the tenant's isolation floor and that of mode flags allow a mode. Below
-/// the tenant's floor, each run may need an approval, unless an operator approved the level of its tool.
+/// Checks that the installation, the tenant's isolation floor and that of mode flags allow a mode.
+/// Below the tenant's floor, each run may need an approval, unless an operator approved the level
+/// of its tool.
 pub(super) fn check_allowed(
     mode: Mode,
     rules: &Rules<'_>,
@@ -18,7 +19,8 @@ pub(super) fn check_allowed(
     if mode == Mode::Logical && !rules.options.allow_logical {
         return Err(mode_not_allowed(mode));
     }
-    let lowest = [rules.ask_floor, of_tool].into_iter().flatten().fold(rules.floor, IsolationLevel::min);
+    let lowest =
+        [rules.ask_floor, of_tool].into_iter().flatten().fold(rules.floor, IsolationLevel::min);
     if IsolationLevel::of(mode) < flagged.map_or(lowest, |flagged| flagged.max(lowest)) {
         let floor = flagged.map_or(rules.floor, |flagged| flagged.max(rules.floor));
         return Err(below_floor(mode, floor));

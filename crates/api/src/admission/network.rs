@@ -5,8 +5,8 @@ use codelia_types::{Mode, NetworkMode};
 
 use crate::{error::ApiError, options::Options};
 
-/// The network of a run that requests one, or else inherits one. `None` in mode `logical`, which has
-/// the host's network, unless that was requested.
+/// The network of a run that requests one, or else inherits one. `None` in mode `logical`, which
+/// has the host's network, unless that was requested.
 pub(super) fn admit_network(
     requested: Option<NetworkMode>,
     inherited: Option<NetworkMode>,
@@ -33,7 +33,8 @@ pub(super) fn admit_network(
     let installation = options.policy.network.mode;
     let names_host = [wanted, policy.network.mode].contains(&Some(NetworkMode::Host));
     if names_host && installation != Some(NetworkMode::Host) {
-        let field = if wanted == Some(NetworkMode::Host) { "network" } else { "policy.network.mode" };
+        let field =
+            if wanted == Some(NetworkMode::Host) { "network" } else { "policy.network.mode" };
         return Err(ApiError::invalid(
             field,
             "host needs network.mode: host in the policy of the installation; use proxy, or ask an operator",

@@ -10,7 +10,11 @@ use super::rules::Rules;
 use crate::error::ApiError;
 
 /// Merges a requested policy with the one above it. Fails if no host can enforce it in this mode.
-pub(crate) fn admit_policy(requested: &Policy, upper: &Policy, mode: Mode) -> Result<Policy, ApiError> {
+pub(crate) fn admit_policy(
+    requested: &Policy,
+    upper: &Policy,
+    mode: Mode,
+) -> Result<Policy, ApiError> {
     requested.check_within(upper)?;
     let policy = upper.merge(requested);
     policy.network.check_size().map_err(PolicyError::from)?;
@@ -29,7 +33,9 @@ pub(super) fn under_tenant<'a>(
     match (&own.container.profile, &session.container.profile) {
         (Some(now), Some(then)) if now != then => Err(ApiError::invalid(
             "policy.container.profile",
-            format!("the session has {then:?} and its tenant may only use {now:?}; create another session"),
+            format!(
+                "the session has {then:?} and its tenant may only use {now:?}; create another session"
+            ),
         )),
         _ => Ok(Cow::Owned(own.merge(session))),
     }

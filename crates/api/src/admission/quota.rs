@@ -1,5 +1,5 @@
-//! Quotas on runs, sessions, stored output and files. Counting for every run or session is too expensive, so a count is
-//! reused for a short time unless it is near the quota.
+//! Quotas on runs, sessions, stored output and files. Counting for every run or session is too
+//! expensive, so a count is reused for a short time unless it is near the quota.
 
 use std::{
     hash::Hash,
@@ -150,7 +150,9 @@ impl<const N: usize> CountQuota<N> {
     }
 }
 
-fn lock<K: Hash + Eq, V>(map: &Mutex<RecentMap<K, V>>) -> std::sync::MutexGuard<'_, RecentMap<K, V>> {
+fn lock<K: Hash + Eq, V>(
+    map: &Mutex<RecentMap<K, V>>,
+) -> std::sync::MutexGuard<'_, RecentMap<K, V>> {
     map.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -173,8 +175,11 @@ mod tests {
     fn runs_are_counted_near_a_quota() {
         let (now, later) = (Instant::now(), Instant::now() + MAX_AGE);
         let quotas = [800, 80];
-        let usage =
-            |active, queued, inserted| Usage { counted: [active, queued], inserted, expires_at: later };
+        let usage = |active, queued, inserted| Usage {
+            counted: [active, queued],
+            inserted,
+            expires_at: later,
+        };
         assert!(usage(390, 30, 9).is_far(quotas, now));
         assert!(!usage(391, 30, 9).is_far(quotas, now), "near the quota of active runs");
         assert!(!usage(0, 31, 9).is_far(quotas, now), "near the quota of queued runs");

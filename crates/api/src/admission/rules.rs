@@ -50,9 +50,20 @@ impl Start {
 }
 
 impl<'a> Rules<'a> {
-    pub(crate) fn of(caller: &Caller, options: &'a Options, tenant: Option<&'a TenantRules>) -> Self {
+    pub(crate) fn of(
+        caller: &Caller,
+        options: &'a Options,
+        tenant: Option<&'a TenantRules>,
+    ) -> Self {
         let ceilings = options.limits.ceilings.of_tenant(&caller.max_limits);
-        Self { options, ceilings, floor: caller.floor, ask_floor: caller.ask_floor, tenant, scopes: None }
+        Self {
+            options,
+            ceilings,
+            floor: caller.floor,
+            ask_floor: caller.ask_floor,
+            tenant,
+            scopes: None,
+        }
     }
 
     /// These rules with the policies of a session's scopes.
@@ -101,9 +112,14 @@ impl<'a> Rules<'a> {
         Ceilings(self.ceilings.0.within(caps))
     }
 
-    /// The limits of a run that requests none. Without a timeout of the session, the start of the run
-    /// decides.
-    pub(crate) fn run_defaults(&self, session: &SessionSpec, start: Start, caps: &LimitsRequest) -> Limits {
+    /// The limits of a run that requests none. Without a timeout of the session, the start of the
+    /// run decides.
+    pub(crate) fn run_defaults(
+        &self,
+        session: &SessionSpec,
+        start: Start,
+        caps: &LimitsRequest,
+    ) -> Limits {
         let mut limits = session.limits.clone();
         // A cap of the session's policy is in `requested_limits` too, but is not its timeout.
         let is_requested = session.requested_limits.timeout == Some(limits.timeout);
@@ -139,7 +155,11 @@ mod tests {
         assert_eq!(timeout(&session(), Start::Attached, &none), 120);
         assert_eq!(timeout(&session(), Start::Interactive, &none), 4 * 3600);
         assert_eq!(timeout(&session(), Start::Detached, &none), 4 * 3600);
-        assert_eq!(timeout(&session(), Start::Detached, &seconds(3600)), 3600, "capped by the policy");
+        assert_eq!(
+            timeout(&session(), Start::Detached, &seconds(3600)),
+            3600,
+            "capped by the policy"
+        );
     }
 
     #[test]

@@ -5,7 +5,9 @@ use std::{borrow::Cow, collections::BTreeMap, sync::Arc, time::Duration};
 use codelia_policy::{IsolationLevel, LimitsRequest, Plan, Policy, PolicyError, RunSpec};
 use codelia_proto::v1;
 use codelia_store::{SecretKey, SessionRef, SessionSpec, Tool};
-use codelia_types::{CommandSpec, Mode, NetworkMode, Reason, SecretEnv, TenantId, ToolId, TransactionMode};
+use codelia_types::{
+    CommandSpec, Mode, NetworkMode, Reason, SecretEnv, TenantId, ToolId, TransactionMode,
+};
 use serde::Serialize;
 
 use super::{
@@ -87,7 +89,11 @@ impl RunRequest {
     }
 
     /// The specification of the run: from the request, else the session, else the installation.
-    pub(crate) fn to_spec(&self, session: &SessionSpec, rules: &Rules<'_>) -> Result<RunSpec, ApiError> {
+    pub(crate) fn to_spec(
+        &self,
+        session: &SessionSpec,
+        rules: &Rules<'_>,
+    ) -> Result<RunSpec, ApiError> {
         let tool = self.declared.as_deref();
         let mode = self.mode_in(session);
         check_allowed(mode, rules, session.flags.floor, self.approved_level())?;
@@ -107,7 +113,8 @@ impl RunRequest {
         let caps = policy.caps();
         let requested_limits = self.limits.over(&session.requested_limits).over(&caps);
         let start = Start::of(&self.command, self.ends_with_caller);
-        let (defaults, ceilings) = (rules.run_defaults(session, start, &caps), rules.ceilings_under(&caps));
+        let (defaults, ceilings) =
+            (rules.run_defaults(session, start, &caps), rules.ceilings_under(&caps));
         let mut limits = self.limits.resolve(&defaults, &ceilings)?;
         if requested_limits.cpu_time.is_none() {
             // A run may compute as long as it may take.
@@ -136,19 +143,26 @@ impl RunRequest {
         command
     }
 
-    /// What becomes of the changes of the run. Those of a transactional tool are applied together or dropped,
-    /// also if the request does not say so.
-    fn admit_transaction(&self, mode: Mode, policy: &Policy) -> Result<Option<TransactionMode>, ApiError> {
+    /// What becomes of the changes of the run. Those of a transactional tool are applied together
+    /// or dropped, also if the request does not say so.
+    fn admit_transaction(
+        &self,
+        mode: Mode,
+        policy: &Policy,
+    ) -> Result<Option<TransactionMode>, ApiError> {
         let of_tool = self.declared.as_ref().is_some_and(|tool| tool.declaration.transactional);
         let transaction = self.transaction.or(of_tool.then_some(TransactionMode::Apply));
         if transaction.is_some() {
             let checked = Plan::check_transaction(mode, policy).map_err(ApiError::from);
-            checked.map_err(|error| if self.transaction.is_none() { error.within("tool") } else { error })?;
+            checked.map_err(|error| {
+                if self.transaction.is_none() { error.within("tool") } else { error }
+            })?;
         }
         Ok(transaction)
     }
 
-    /// The mode: that of the request, else `logical` for a tool without isolation, else the session's.
+    /// The mode: that of the request, else `logical` for a tool without isolation, else the
+    /// session's.
     fn mode_in(&self, session: &SessionSpec) -> Mode {
         let without_isolation = self.approved_level() == Some(IsolationLevel::None);
         self.mode.unwrap_or(if without_isolation { Mode::Logical } else { session.mode })
@@ -156,7 +170,10 @@ impl RunRequest {
 
     /// The level that an operator approved for the tool of the run.
     pub(crate) fn approved_level(&self) -> Option<IsolationLevel> {
-        self.declared.as_ref().filter(|tool| tool.approval.is_some()).map(|tool| tool.declaration.level())
+        self.declared
+            .as_ref()
+            .filter(|tool| tool.approval.is_some())
+            .map(|tool| tool.declaration.level())
     }
 
     /// The policy of the session, tightened by that of a tool which the run may use.
@@ -176,7 +193,9 @@ impl RunRequest {
         if !tool.declaration.matches(&self.command.argv) {
             return Err(ApiError::invalid(
                 "tool",
-                format!("the command does not belong to {id}: see its executables and command_pattern"),
+                format!(
+                    "the command does not belong to {id}: see its executables and command_pattern"
+                ),
             ));
         }
         // A tool that declares no level has the highest.
@@ -192,7 +211,10 @@ impl RunRequest {
             ("command.secret_env", environment.first_refused(&self.command.secret_env_names)),
         ] {
             let Some(name) = refused else { continue };
-            return Err(ApiError::invalid(field, format!("the policy does not allow the variable {name}")));
+            return Err(ApiError::invalid(
+                field,
+                format!("the policy does not allow the variable {name}"),
+            ));
         }
         // `ExplainPolicy` has no command.
         if self.command.argv.is_empty() {
@@ -206,7 +228,10 @@ impl RunRequest {
     }
 
     /// The key for the request's secret variables; `None` if it has none.
-    pub(crate) fn secret_key<'a>(&self, options: &'a Options) -> Result<Option<&'a SecretKey>, ApiError> {
+    pub(crate) fn secret_key<'a>(
+        &self,
+        options: &'a Options,
+    ) -> Result<Option<&'a SecretKey>, ApiError> {
         if self.secret_env.0.is_empty() {
             return Ok(None);
         }
@@ -226,7 +251,8 @@ impl RunRequest {
         match secret_key {
             None => fingerprint(self),
             Some(key) => {
-                let secrets = key.fingerprint(tenant, &self.secret_env).map_err(ApiError::internal)?;
+                let secrets =
+                    key.fingerprint(tenant, &self.secret_env).map_err(ApiError::internal)?;
                 fingerprint(&(self, secrets))
             }
         }

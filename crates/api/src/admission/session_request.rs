@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use codelia_policy::{FlagChoice, FlagRef, LimitsRequest, Policy, Profile, SessionFlags, SessionProfile};
+use codelia_policy::{
+    FlagChoice, FlagRef, LimitsRequest, Policy, Profile, SessionFlags, SessionProfile,
+};
 use codelia_proto::v1;
 use codelia_store::SessionSpec;
 use codelia_types::{Mode, NetworkMode, Reason};
@@ -41,7 +43,10 @@ pub(crate) struct SessionRequest {
 
 impl SessionRequest {
     /// Validates a request without looking anything up.
-    pub(crate) fn parse(wire: v1::CreateSessionRequest, rules: &Rules<'_>) -> Result<Self, ApiError> {
+    pub(crate) fn parse(
+        wire: v1::CreateSessionRequest,
+        rules: &Rules<'_>,
+    ) -> Result<Self, ApiError> {
         let max_ttl = rules.options.max_session_ttl;
         Ok(Self {
             idempotency_key: validate::idempotency_key(wire.idempotency_key)?,
@@ -65,8 +70,8 @@ impl SessionRequest {
         self.to_flagged_spec(rules, &FlagChoice::default())
     }
 
-    /// The specification that the session's runs start from: what flags decide is between the request
-    /// and the installation's default.
+    /// The specification that the session's runs start from: what flags decide is between the
+    /// request and the installation's default.
     pub(crate) fn to_flagged_spec(
         &self,
         rules: &Rules<'_>,
@@ -107,7 +112,9 @@ impl SessionRequest {
 
     /// The policy of the session: its own and that of its profile, under the policies above.
     fn admit_profiled_policy(&self, rules: &Rules<'_>, mode: Mode) -> Result<Policy, ApiError> {
-        let Some(profile) = &self.applied else { return admit_policy(&self.policy, rules.policy(), mode) };
+        let Some(profile) = &self.applied else {
+            return admit_policy(&self.policy, rules.policy(), mode);
+        };
         let upper = admit_policy(&profile.policy, rules.policy(), mode);
         let upper = upper.map_err(|error| error.within("profile"))?;
         admit_policy(&self.policy, &upper, mode)

@@ -1,6 +1,8 @@
 use std::{sync::Arc, time::Duration};
 
-use codelia_policy::{IsolationLevel, Limits, LimitsRequest, Policy, RunSpec, SessionFlags, ToolDeclaration};
+use codelia_policy::{
+    IsolationLevel, Limits, LimitsRequest, Policy, RunSpec, SessionFlags, ToolDeclaration,
+};
 use codelia_proto::v1;
 use codelia_store::{ApprovalKind, SecretKey, SessionSpec, Tool, ToolApproval, ToolQuarantine};
 use codelia_types::{ByteSize, CommandSpec, Cores, KeyId, Mode, NetworkMode, Reason};
@@ -90,9 +92,12 @@ pub(crate) fn session() -> SessionSpec {
 #[test]
 fn limits_come_from_run_then_session_then_defaults() {
     let limits = v1::Limits { pids: Some(3), ..Default::default() };
-    let request =
-        RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &rules(&options()))
-            .unwrap();
+    let request = RunRequest::parse(
+        v1::StartRunRequest { limits: Some(limits), ..wire() },
+        false,
+        &rules(&options()),
+    )
+    .unwrap();
     let spec = request.to_spec(&session(), &rules(&options())).unwrap();
     assert_eq!((spec.limits.pids, spec.limits.open_files), (3, 9));
     assert_eq!(spec.limits.memory_bytes, Limits::default().memory_bytes);
@@ -102,9 +107,12 @@ fn limits_come_from_run_then_session_then_defaults() {
 #[test]
 fn limit_above_ceiling_is_rejected_by_field() {
     let limits = v1::Limits { cpu_millicores: Some(i64::MAX), ..Default::default() };
-    let request =
-        RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &rules(&options()))
-            .unwrap();
+    let request = RunRequest::parse(
+        v1::StartRunRequest { limits: Some(limits), ..wire() },
+        false,
+        &rules(&options()),
+    )
+    .unwrap();
     let error = request.to_spec(&session(), &rules(&options())).unwrap_err();
     assert!(error.invalid_field() == Some("limits.cpu_millicores"));
 }
@@ -114,7 +122,10 @@ fn default_network_does_not_apply_to_logical() {
     let request = RunRequest::parse(wire(), false, &rules(&options())).unwrap();
     assert_eq!(request.to_spec(&session(), &rules(&options())).unwrap().network, None);
     let isolated = SessionSpec { mode: Mode::Bwrap, ..session() };
-    assert_eq!(request.to_spec(&isolated, &rules(&options())).unwrap().network, Some(NetworkMode::None));
+    assert_eq!(
+        request.to_spec(&isolated, &rules(&options())).unwrap().network,
+        Some(NetworkMode::None)
+    );
 }
 
 #[test]
@@ -123,7 +134,8 @@ fn logical_is_rejected_where_not_allowed() {
     let request = RunRequest::parse(wire(), false, &rules(&options())).unwrap();
     let expected = mode_not_allowed(Mode::Logical);
     assert_eq!(request.to_spec(&session(), &rules(&strict)).unwrap_err(), expected);
-    let request = SessionRequest::parse(v1::CreateSessionRequest::default(), &rules(&strict)).unwrap();
+    let request =
+        SessionRequest::parse(v1::CreateSessionRequest::default(), &rules(&strict)).unwrap();
     assert_eq!(request.to_spec(&rules(&strict)).unwrap_err(), expected);
 }
 
@@ -146,20 +158,30 @@ fn mode_below_isolation_floor_is_rejected() {
 #[test]
 fn mode_below_floor_needs_approval_if_operator_permits() {
     let options = options();
-    let asking =
-        Rules { floor: IsolationLevel::Full, ask_floor: Some(IsolationLevel::None), ..rules(&options) };
-    let run = RunRequest::parse(wire(), false, &asking).unwrap().to_spec(&session(), &asking).unwrap();
+    let asking = Rules {
+        floor: IsolationLevel::Full,
+        ask_floor: Some(IsolationLevel::None),
+        ..rules(&options)
+    };
+    let run =
+        RunRequest::parse(wire(), false, &asking).unwrap().to_spec(&session(), &asking).unwrap();
     let need = approval_needed(&run, &options, asking.floor).unwrap();
     assert_eq!(need.grant.kind, ApprovalKind::Isolation);
-    assert!(need.message.contains("isolation LEVEL_0 instead of LEVEL_2 (mode logical)"), "{need:?}");
+    assert!(
+        need.message.contains("isolation LEVEL_0 instead of LEVEL_2 (mode logical)"),
+        "{need:?}"
+    );
     assert_eq!(approval_needed(&run, &options, IsolationLevel::None), None, "within the floor");
     let not_so_low = Rules { ask_floor: Some(IsolationLevel::Process), ..asking };
-    let refused = RunRequest::parse(wire(), false, &not_so_low).unwrap().to_spec(&session(), &not_so_low);
+    let refused =
+        RunRequest::parse(wire(), false, &not_so_low).unwrap().to_spec(&session(), &not_so_low);
     let below = below_floor(Mode::Logical, IsolationLevel::Full);
     assert_eq!(refused.unwrap_err(), below);
     // A floor that was lowered later is what counts.
     let lowered = Rules { floor: IsolationLevel::None, ..not_so_low };
-    assert!(RunRequest::parse(wire(), false, &lowered).unwrap().to_spec(&session(), &lowered).is_ok());
+    assert!(
+        RunRequest::parse(wire(), false, &lowered).unwrap().to_spec(&session(), &lowered).is_ok()
+    );
 }
 
 #[test]
@@ -167,7 +189,8 @@ fn fingerprint_ignores_order_of_maps() {
     let with_labels = |labels: &[&str]| {
         let labels = labels.iter().map(|&key| (key.to_owned(), String::new())).collect();
         fingerprint(
-            &RunRequest::parse(v1::StartRunRequest { labels, ..wire() }, false, &rules(&options())).unwrap(),
+            &RunRequest::parse(v1::StartRunRequest { labels, ..wire() }, false, &rules(&options()))
+                .unwrap(),
         )
         .unwrap()
     };
@@ -177,8 +200,10 @@ fn fingerprint_ignores_order_of_maps() {
 
 #[test]
 fn fingerprint_ignores_session_name_and_key() {
-    let other = v1::StartRunRequest { parent: "sessions/b".into(), idempotency_key: "k".into(), ..wire() };
-    let hash = |wire| fingerprint(&RunRequest::parse(wire, false, &rules(&options())).unwrap()).unwrap();
+    let other =
+        v1::StartRunRequest { parent: "sessions/b".into(), idempotency_key: "k".into(), ..wire() };
+    let hash =
+        |wire| fingerprint(&RunRequest::parse(wire, false, &rules(&options())).unwrap()).unwrap();
     assert_eq!(hash(wire()), hash(other));
 }
 
@@ -251,7 +276,8 @@ fn impossible_policy_is_rejected_by_field() {
 
 /// Options of an installation whose operator set this network policy and default.
 fn operator(network: &str, default_network: Option<NetworkMode>) -> Options {
-    let policy = Policy::parse(&format!("network: {{{network}}}"), codelia_policy::Format::Yaml).unwrap();
+    let policy =
+        Policy::parse(&format!("network: {{{network}}}"), codelia_policy::Format::Yaml).unwrap();
     let policy = policy.as_installation();
     Options { policy, default_network, default_mode: Mode::Bwrap, ..options() }
 }
@@ -310,7 +336,10 @@ fn run_request_tightens_its_session() {
     let session = session_with(&options, PROXY, "").unwrap();
     assert_eq!(run_with(&options, &session, None, "").unwrap().network, PROXY);
     assert_eq!(run_with(&options, &session, NO_NETWORK, "").unwrap().network, NO_NETWORK);
-    assert_eq!(run_with(&options, &session, None, "network: {mode: none}").unwrap().network, NO_NETWORK);
+    assert_eq!(
+        run_with(&options, &session, None, "network: {mode: none}").unwrap().network,
+        NO_NETWORK
+    );
     let cut = session_with(&options, NO_NETWORK, "").unwrap();
     assert_eq!(run_with(&options, &cut, None, "").unwrap().network, NO_NETWORK);
     assert_eq!(field(run_with(&options, &cut, PROXY, "").unwrap_err()), "network");
@@ -318,7 +347,10 @@ fn run_request_tightens_its_session() {
     let refused = run_with(&options, &none, PROXY, "").unwrap_err();
     assert!(refused.text().contains("allows at most none"), "{}", refused.text());
     assert_eq!(field(refused), "network");
-    assert_eq!(field(session_with(&operator("mode: none", None), PROXY, "").unwrap_err()), "network");
+    assert_eq!(
+        field(session_with(&operator("mode: none", None), PROXY, "").unwrap_err()),
+        "network"
+    );
     let refused = session_with(&operator("mode: none", None), None, "network: {mode: proxy}");
     assert_eq!(field(refused.unwrap_err()), "policy.network.mode");
 }
@@ -371,7 +403,9 @@ fn proxy_needs_approval_unless_operator_decided() {
     assert_eq!(needed_approval(&run, &open), Some(ApprovalKind::NetworkProxy));
     let run = run_with(&open, &session, NO_NETWORK, "").unwrap();
     assert_eq!((run.network, needed_approval(&run, &open)), (NO_NETWORK, None));
-    for decided in [operator("mode: proxy", None), operator("mode: host", None), operator("", PROXY)] {
+    for decided in
+        [operator("mode: proxy", None), operator("mode: host", None), operator("", PROXY)]
+    {
         let session = session_with(&decided, None, "").unwrap();
         let run = run_with(&decided, &session, PROXY, "").unwrap();
         assert_eq!((run.network, needed_approval(&run, &decided)), (PROXY, None));
@@ -386,8 +420,9 @@ fn proxy_needs_approval_unless_operator_decided() {
 fn hosts_beyond_the_operators_are_rejected() {
     let options = operator("mode: proxy, allowed_hosts: ['set:pypi', 'api-*.example.com']", None);
     let session = session_with(&options, None, "").unwrap();
-    let hosts =
-        |yaml: &str| run_with(&options, &session, None, yaml).map(|run| run.policy.network.allowed_hosts);
+    let hosts = |yaml: &str| {
+        run_with(&options, &session, None, yaml).map(|run| run.policy.network.allowed_hosts)
+    };
     assert_eq!(
         hosts("network: {allowed_hosts: ['set:registries', '*-eu.example.com']}").unwrap().unwrap(),
         [
@@ -432,7 +467,11 @@ fn default_network_never_fails_default_runs() {
             assert_eq!(needed_approval(&run, &options), None, "{mode} {default:?}");
             let logical = v1::StartRunRequest { mode: v1::SandboxMode::Logical.into(), ..wire() };
             let logical = RunRequest::parse(logical, false, &rules(&options)).unwrap();
-            assert_eq!(logical.to_spec(&session, &rules(&options)).unwrap().network, None, "{mode}");
+            assert_eq!(
+                logical.to_spec(&session, &rules(&options)).unwrap().network,
+                None,
+                "{mode}"
+            );
         }
     }
 }
@@ -440,10 +479,10 @@ fn default_network_never_fails_default_runs() {
 #[test]
 fn run_can_only_tighten_session_policy() {
     let session =
-        isolated_session("process: {allow_fork: false}\nresources: {max_memory_bytes: 1000}").unwrap();
+        isolated_session("process: {allow_fork: false}\nresources: {max_memory_bytes: 1000}")
+            .unwrap();
     assert_eq!(session.limits.memory_bytes, 1000);
-    let wide =
-        "process: {allow_fork: true, debug: true, allow_exec: false}\nresources: {max_memory_bytes: 2000}";
+    let wide = "process: {allow_fork: true, debug: true, allow_exec: false}\nresources: {max_memory_bytes: 2000}";
     let run = run_in(&session, wide).unwrap();
     let process = run.policy.process;
     assert_eq!(
@@ -457,10 +496,16 @@ fn run_can_only_tighten_session_policy() {
 fn limit_above_policy_is_rejected_by_field() {
     let session = isolated_session("resources: {max_memory_bytes: 1000}").unwrap();
     let limits = v1::Limits { memory_bytes: Some(1001), ..Default::default() };
-    let request =
-        RunRequest::parse(v1::StartRunRequest { limits: Some(limits), ..wire() }, false, &rules(&options()))
-            .unwrap();
-    assert_eq!(field(request.to_spec(&session, &rules(&options())).unwrap_err()), "limits.memory_bytes");
+    let request = RunRequest::parse(
+        v1::StartRunRequest { limits: Some(limits), ..wire() },
+        false,
+        &rules(&options()),
+    )
+    .unwrap();
+    assert_eq!(
+        field(request.to_spec(&session, &rules(&options())).unwrap_err()),
+        "limits.memory_bytes"
+    );
 }
 
 #[test]
@@ -477,7 +522,10 @@ fn forbidden_command_or_variable_is_rejected() {
     let mut wire = self::wire();
     wire.command.as_mut().unwrap().secret_env = [("SECRET".to_owned(), String::new())].into();
     let request = RunRequest::parse(wire, false, &rules(&options())).unwrap();
-    assert_eq!(field(request.to_spec(&session, &rules(&options())).unwrap_err()), "command.secret_env");
+    assert_eq!(
+        field(request.to_spec(&session, &rules(&options())).unwrap_err()),
+        "command.secret_env"
+    );
 }
 
 /// A tool that runs `true`, with this policy.
@@ -503,8 +551,11 @@ fn tool(yaml: &str) -> Tool {
 }
 
 fn approved(yaml: &str) -> Tool {
-    let approval =
-        ToolApproval { reason: "ok".into(), key: KeyId::generate(), at: OffsetDateTime::UNIX_EPOCH };
+    let approval = ToolApproval {
+        reason: "ok".into(),
+        key: KeyId::generate(),
+        at: OffsetDateTime::UNIX_EPOCH,
+    };
     Tool { approval: Some(approval), ..tool(yaml) }
 }
 
@@ -529,7 +580,8 @@ fn tool_tightens_the_session() {
     assert_eq!((named.id.as_str(), named.version), ("tool", 3));
     let run = run_of(&tool("resources: {max_memory_bytes: 3000}"), &session, None).unwrap();
     assert_eq!(run.limits.memory_bytes, 2000, "a tool never widens");
-    let refused = run_of(&tool("filesystem: {read_only_paths: [/srv]}"), &session, None).unwrap_err();
+    let refused =
+        run_of(&tool("filesystem: {read_only_paths: [/srv]}"), &session, None).unwrap_err();
     assert_eq!(field(refused), "tool.policy.filesystem.read_only_paths[0]");
     let mut other = tool("");
     other.declaration.executables = vec!["false".into()];
@@ -549,10 +601,12 @@ fn quarantined_or_unapproved_tool_is_refused() {
     let refused = run_of(&bad, &session, None).unwrap_err();
     assert_eq!(refused.reason(), Reason::ToolQuarantined);
     assert!(
-        refused.text().contains("it wrote elsewhere") && refused.text().contains("codelia tools release")
+        refused.text().contains("it wrote elsewhere")
+            && refused.text().contains("codelia tools release")
     );
     for level in ["LEVEL_0", "LEVEL_1"] {
-        let refused = run_of(&tool(&format!("isolation_level: {level}")), &session, None).unwrap_err();
+        let refused =
+            run_of(&tool(&format!("isolation_level: {level}")), &session, None).unwrap_err();
         assert_eq!(refused.reason(), Reason::ToolNotApproved);
         assert!(refused.text().contains("version 3"), "{refused:?}");
     }
@@ -584,10 +638,17 @@ fn approved_level_lowers_the_floor_for_its_tool_only() {
 #[test]
 fn tool_without_level_is_not_run_without_isolation() {
     let options = options();
-    let mut request =
-        RunRequest::parse(v1::StartRunRequest { tool: "tool".into(), ..wire() }, false, &rules(&options))
-            .unwrap();
+    let mut request = RunRequest::parse(
+        v1::StartRunRequest { tool: "tool".into(), ..wire() },
+        false,
+        &rules(&options),
+    )
+    .unwrap();
     request.declared = Some(Arc::new(tool("")));
     let refused = request.to_spec(&session(), &rules(&options)).unwrap_err();
-    assert_eq!(field(refused), "tool.policy.isolation_level", "although the tenant's floor allows it");
+    assert_eq!(
+        field(refused),
+        "tool.policy.isolation_level",
+        "although the tenant's floor allows it"
+    );
 }

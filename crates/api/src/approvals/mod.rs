@@ -9,8 +9,8 @@ use std::{pin::Pin, sync::Arc};
 use codelia_policy::IsolationLevel;
 use codelia_proto::v1::{self, approval_service_server::ApprovalService};
 use codelia_store::{
-    Approval, ApprovalFilter, ApprovalReach, ApprovalScope, ApprovalStatus, Caller, Decision, DecisionResult,
-    Permitted, Revocation, RunToWake,
+    Approval, ApprovalFilter, ApprovalReach, ApprovalScope, ApprovalStatus, Caller, Decision,
+    DecisionResult, Permitted, Revocation, RunToWake,
 };
 use codelia_telemetry::task;
 use codelia_types::{ApprovalId, NetworkMode, SessionId};
@@ -59,7 +59,9 @@ impl Approvals {
     ) -> Result<v1::ListApprovalsResponse, ApiError> {
         let mut page = Page::<ApprovalId, _>::parse(&caller.tenant, &wire)?;
         let status = match validate::enum_value("filter", wire.filter)? {
-            v1::ApprovalFilter::Unspecified | v1::ApprovalFilter::Pending => ApprovalStatus::Pending,
+            v1::ApprovalFilter::Unspecified | v1::ApprovalFilter::Pending => {
+                ApprovalStatus::Pending
+            }
             v1::ApprovalFilter::Granted => ApprovalStatus::Granted,
             v1::ApprovalFilter::All => ApprovalStatus::Any,
         };
@@ -81,7 +83,11 @@ impl Approvals {
         found.ok_or_else(|| ApiError::not_found("approval", id))
     }
 
-    async fn decide(&self, caller: &Caller, wire: v1::DecideApprovalRequest) -> Result<Approval, ApiError> {
+    async fn decide(
+        &self,
+        caller: &Caller,
+        wire: v1::DecideApprovalRequest,
+    ) -> Result<Approval, ApiError> {
         let id = resource_name::approval("name", &wire.name)?;
         let permitted = permitted(&self.context.options);
         let decision = Decision {
@@ -114,7 +120,11 @@ impl Approvals {
         });
     }
 
-    async fn revoke(&self, caller: &Caller, wire: v1::RevokeApprovalRequest) -> Result<Approval, ApiError> {
+    async fn revoke(
+        &self,
+        caller: &Caller,
+        wire: v1::RevokeApprovalRequest,
+    ) -> Result<Approval, ApiError> {
         let id = resource_name::approval("name", &wire.name)?;
         let revocation = Revocation { key: caller.key, reason: reason(wire.reason)? };
         let result = self.context.store.approval_revoke(&caller.tenant, id, &revocation).await?;
@@ -126,7 +136,11 @@ impl Approvals {
 fn permitted(options: &Options) -> Permitted {
     Permitted {
         network: options.policy.network.mode.unwrap_or(NetworkMode::Proxy),
-        isolation: if options.allow_logical { IsolationLevel::None } else { IsolationLevel::Process },
+        isolation: if options.allow_logical {
+            IsolationLevel::None
+        } else {
+            IsolationLevel::Process
+        },
     }
 }
 
@@ -156,7 +170,10 @@ fn reason(text: String) -> Result<Option<String>, ApiError> {
     if text.is_empty() { Ok(None) } else { validate::reason(text).map(Some) }
 }
 
-fn decided(id: ApprovalId, result: DecisionResult) -> Result<(Approval, Option<RunToWake>), ApiError> {
+fn decided(
+    id: ApprovalId,
+    result: DecisionResult,
+) -> Result<(Approval, Option<RunToWake>), ApiError> {
     match result {
         DecisionResult::Decided { approval, run } => Ok((*approval, run)),
         DecisionResult::NotDecided(why) => Err(not_decided::error(id, &why)),
@@ -206,7 +223,9 @@ impl ApprovalService for Approvals {
     ) -> Result<Response<v1::DecideApprovalResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let approval = self.decide(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::DecideApprovalResponse { approval: Some(to_proto::approval(approval)) }))
+        Ok(Response::new(v1::DecideApprovalResponse {
+            approval: Some(to_proto::approval(approval)),
+        }))
     }
 
     async fn revoke_approval(
@@ -215,7 +234,9 @@ impl ApprovalService for Approvals {
     ) -> Result<Response<v1::RevokeApprovalResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let approval = self.revoke(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::RevokeApprovalResponse { approval: Some(to_proto::approval(approval)) }))
+        Ok(Response::new(v1::RevokeApprovalResponse {
+            approval: Some(to_proto::approval(approval)),
+        }))
     }
 }
 

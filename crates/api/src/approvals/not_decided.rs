@@ -23,12 +23,17 @@ pub(super) fn error(id: ApprovalId, why: &NotDecided) -> ApiError {
             );
             ApiError::new(Reason::ApprovalNotPermitted, message)
         }
-        NotDecided::OnceOnly => {
-            ApiError::invalid("scope", "the host's network is allowed for one run at a time; use once")
+        NotDecided::OnceOnly => ApiError::invalid(
+            "scope",
+            "the host's network is allowed for one run at a time; use once",
+        ),
+        NotDecided::NoPath => {
+            ApiError::invalid("reach", "this approval is about no file; leave it unset")
         }
-        NotDecided::NoPath => ApiError::invalid("reach", "this approval is about no file; leave it unset"),
         NotDecided::NoSubject(scope) => ApiError::invalid("scope", no_subject(*scope)),
-        NotDecided::NotDelegated { field, scope } => ApiError::invalid("scope", not_delegated(field, *scope)),
+        NotDecided::NotDelegated { field, scope } => {
+            ApiError::invalid("scope", not_delegated(field, *scope))
+        }
         NotDecided::Before(approval) => {
             let state = approval.state;
             let message = match approval.decided_by {
@@ -37,7 +42,8 @@ pub(super) fn error(id: ApprovalId, why: &NotDecided) -> ApiError {
                     format!("approval {id} has {state}: nobody decided in time, or its run ended")
                 }
             };
-            let error = ApiError::new(Reason::ApprovalDecided, message).with("state", state.as_str());
+            let error =
+                ApiError::new(Reason::ApprovalDecided, message).with("state", state.as_str());
             match approval.decided_by {
                 Some(key) => error.with("decided_by", key),
                 None => error,
@@ -46,8 +52,9 @@ pub(super) fn error(id: ApprovalId, why: &NotDecided) -> ApiError {
         NotDecided::NotGranted(approval) => {
             let state = approval.state.as_str();
             let shown = if approval.revoked.is_some() { "revoked" } else { state };
-            let message =
-                format!("approval {id} is {shown} and does not hold for later runs: nothing to revoke");
+            let message = format!(
+                "approval {id} is {shown} and does not hold for later runs: nothing to revoke"
+            );
             ApiError::new(Reason::ApprovalNotGranted, message).with("state", state)
         }
     }
@@ -63,7 +70,9 @@ fn no_subject(scope: ApprovalScope) -> String {
 
 fn not_delegated(field: &str, scope: ApprovalScope) -> String {
     if Field::find_delegable(field).is_none() {
-        return format!("{field} cannot be delegated to a {scope}; allow it for the session or the tenant");
+        return format!(
+            "{field} cannot be delegated to a {scope}; allow it for the session or the tenant"
+        );
     }
     let above = match scope {
         ApprovalScope::User => "the organisation, and of the session's project if it has one,",

@@ -1,5 +1,5 @@
-//! Follows the approvals of a tenant for one client: the pending ones first, then each change. Reads
-//! the table at an interval, so that it needs no memory of what other processes did.
+//! Follows the approvals of a tenant for one client: the pending ones first, then each change.
+//! Reads the table at an interval, so that it needs no memory of what other processes did.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -8,7 +8,9 @@ use std::{
 };
 
 use codelia_proto::v1;
-use codelia_store::{Approval, ApprovalFilter, ApprovalState, ApprovalStatus, Caller, MAX_PENDING_OF_TENANT};
+use codelia_store::{
+    Approval, ApprovalFilter, ApprovalState, ApprovalStatus, Caller, MAX_PENDING_OF_TENANT,
+};
 use codelia_types::{ApprovalId, SessionId};
 use time::OffsetDateTime;
 use tokio::sync::mpsc;
@@ -95,21 +97,26 @@ impl Watch {
             if self.context.list_turn(&self.caller).await.is_err() {
                 continue;
             }
-            let changes = self.context.store.approval_changes(&self.caller.tenant, since, MAX_CHANGES).await;
+            let changes =
+                self.context.store.approval_changes(&self.caller.tenant, since, MAX_CHANGES).await;
             match changes {
                 Ok(changes) => since = self.send_changes(changes, since).await?,
                 // The next read finds the same changes.
-                Err(error) if error.is_transient() => tracing::debug!(%error, "cannot read approvals"),
+                Err(error) if error.is_transient() => {
+                    tracing::debug!(%error, "cannot read approvals")
+                }
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
     async fn pending(&mut self) -> Result<(), End> {
-        let filter = ApprovalFilter { status: ApprovalStatus::Pending, session: self.session, before: None };
+        let filter =
+            ApprovalFilter { status: ApprovalStatus::Pending, session: self.session, before: None };
         self.context.list_turn(&self.caller).await?;
         let store = &self.context.store;
-        let pending = store.approval_list(&self.caller.tenant, &filter, 2 * MAX_PENDING_OF_TENANT).await?;
+        let pending =
+            store.approval_list(&self.caller.tenant, &filter, 2 * MAX_PENDING_OF_TENANT).await?;
         for approval in pending.into_iter().rev() {
             self.sent.is_new(&approval, true);
             self.send(approval).await?;

@@ -69,7 +69,10 @@ mod tests {
     fn only_access_decisions_are_recorded() {
         let invalid = |field: &str| audited_field(&ApiError::invalid(field, "forbidden"));
         assert_eq!(invalid("limits.memory_bytes").as_deref(), Some("limits.memory_bytes"));
-        assert_eq!(invalid("policy.process.allow_fork").as_deref(), Some("policy.process.allow_fork"));
+        assert_eq!(
+            invalid("policy.process.allow_fork").as_deref(),
+            Some("policy.process.allow_fork")
+        );
         assert_eq!(invalid("command.argv"), None);
         assert_eq!(invalid("page_token"), None);
         let quota = audited_field(&ApiError::quota_exceeded("sessions"));

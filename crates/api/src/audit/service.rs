@@ -44,8 +44,8 @@ pub(crate) struct AuditEvents {
 }
 
 impl AuditEvents {
-    /// The session that a parent names; `None` for all of them. An id is not looked up: the audit outlives
-    /// sessions.
+    /// The session that a parent names; `None` for all of them. An id is not looked up: the audit
+    /// outlives sessions.
     async fn session(&self, caller: &Caller, parent: &str) -> Result<Option<SessionId>, ApiError> {
         match resource_name::session_selector("parent", parent)? {
             SessionSelector::Any => Ok(None),
@@ -73,7 +73,9 @@ impl AuditEvents {
         let session = self.session(caller, &wire.parent).await?;
         let kind = match wire.kind.as_str() {
             "" => None,
-            kind => Some(kind.parse().map_err(|()| ApiError::invalid("kind", "not a kind of event"))?),
+            kind => {
+                Some(kind.parse().map_err(|()| ApiError::invalid("kind", "not a kind of event"))?)
+            }
         };
         let mut filter = AuditFilter {
             session,
@@ -172,7 +174,8 @@ async fn verify(
 
 #[tonic::async_trait]
 impl AuditService for AuditEvents {
-    type VerifyEventsStream = Pin<Box<dyn Stream<Item = Result<v1::VerifyEventsResponse, Status>> + Send>>;
+    type VerifyEventsStream =
+        Pin<Box<dyn Stream<Item = Result<v1::VerifyEventsResponse, Status>> + Send>>;
 
     async fn list_events(
         &self,
@@ -189,14 +192,16 @@ impl AuditService for AuditEvents {
         let caller = auth::caller(request.extensions())?;
         auth::require_scope(&caller, Scope::Operator)?;
         let (responses, receiver) = mpsc::channel(BUFFER);
-        task::background("verify audit", verify(self.context.clone(), self.check.clone(), responses));
+        task::background(
+            "verify audit",
+            verify(self.context.clone(), self.check.clone(), responses),
+        );
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 }
 
 /// The audit cannot be checked, since the installation has no key.
 fn unsigned() -> ApiError {
-    let message =
-        "the audit of this installation is not signed; set `secrets.key_file` for every api and worker";
+    let message = "the audit of this installation is not signed; set `secrets.key_file` for every api and worker";
     ApiError::new(Reason::SecretsUnavailable, message).with("field", "secrets.key_file")
 }

@@ -1,9 +1,9 @@
 //! Which keys are looked up in the store: wrong keys must not cost a query each.
 //!
 //! A key that was valid before is always looked up. A key that was wrong a moment ago is refused
-//! without a query. Any other key takes a token of its source, which it gets back if it is valid: so
-//! a source with too many wrong keys cannot lock out a key that this server knows. Concurrent calls
-//! with such a key take turns, so that the many calls that follow a restart take one token.
+//! without a query. Any other key takes a token of its source, which it gets back if it is valid:
+//! so a source with too many wrong keys cannot lock out a key that this server knows. Concurrent
+//! calls with such a key take turns, so that the many calls that follow a restart take one token.
 
 use std::{
     collections::HashMap,
@@ -98,7 +98,12 @@ impl KeyGuard {
     }
 
     /// Permits a lookup, or says why there is none.
-    pub(crate) fn begin(&self, hash: KeyHash, source: Source, now: Instant) -> Result<Lookup, ApiError> {
+    pub(crate) fn begin(
+        &self,
+        hash: KeyHash,
+        source: Source,
+        now: Instant,
+    ) -> Result<Lookup, ApiError> {
         let mut state = self.lock();
         if state.valid.get(&hash).is_some() || self.per_minute == 0 {
             return Ok(Lookup { hash, paid_by: None });
@@ -161,7 +166,8 @@ impl KeyGuard {
 /// The address sent too many wrong keys.
 fn too_many_failed_keys(delay: Duration) -> ApiError {
     let seconds = delay.as_secs().max(1);
-    let message = format!("too many invalid API keys from this address; check the key, retry in {seconds} s");
+    let message =
+        format!("too many invalid API keys from this address; check the key, retry in {seconds} s");
     ApiError::new(Reason::TooManyFailedKeys, message).retry_after(delay)
 }
 
@@ -176,7 +182,12 @@ mod tests {
     }
 
     /// Looks a key up and returns whether that cost a query.
-    fn try_key(guard: &KeyGuard, number: u8, is_valid: bool, source: Source) -> Result<(), ApiError> {
+    fn try_key(
+        guard: &KeyGuard,
+        number: u8,
+        is_valid: bool,
+        source: Source,
+    ) -> Result<(), ApiError> {
         let now = Instant::now();
         guard.begin([number; 32], source, now).map(|lookup| guard.end(lookup, is_valid, now))
     }

@@ -34,7 +34,8 @@ fn encode(bytes: &[u8; 32]) -> String {
     let symbol = |bits: u32| char::from(ALPHABET[(bits & 63) as usize]);
     let mut text = String::with_capacity(ENCODED_LEN);
     for group in bytes.chunks(3) {
-        let bits = group.iter().fold(0, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
+        let bits = group.iter().fold(0, |bits, byte| bits << 8 | u32::from(*byte))
+            << (8 * (3 - group.len()));
         text.extend((0..=group.len()).map(|at| symbol(bits >> (18 - 6 * at))));
     }
     text
@@ -75,7 +76,9 @@ mod tests {
 
     #[test]
     fn malformed_key_is_not_looked_up() {
-        for bad in ["", "Bearer", "Bearer x", "Basic cdl_", &format!("Basic cdl_{}", "A".repeat(43))] {
+        for bad in
+            ["", "Bearer", "Bearer x", "Basic cdl_", &format!("Basic cdl_{}", "A".repeat(43))]
+        {
             assert_eq!(bearer_secret(&headers(bad)), None, "{bad}");
         }
     }

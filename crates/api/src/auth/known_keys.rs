@@ -1,5 +1,5 @@
-//! Keys that this server looked up a moment ago. A call that records a run need not look its key up first:
-//! the statement that records the run checks that nothing about the key has changed since.
+//! Keys that this server looked up a moment ago. A call that records a run need not look its key up
+//! first: the statement that records the run checks that nothing about the key has changed since.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -8,8 +8,8 @@ use std::{
 
 use codelia_store::{Caller, KeyVersion, RecentMap};
 
-/// How long a key is known. What it may do is checked with every run, so this only bounds how long a key
-/// that is in use is not looked up.
+/// How long a key is known. What it may do is checked with every run, so this only bounds how long
+/// a key that is in use is not looked up.
 const MAX_AGE: Duration = Duration::from_secs(10);
 /// Keys to remember.
 const CAPACITY: usize = 4096;

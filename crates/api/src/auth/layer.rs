@@ -1,6 +1,6 @@
-//! Authentication: every request looks up its key, or has it checked by the statement that records its
-//! run, so that a revoked key stops working immediately. The layer wraps all services, so that every new
-//! method is protected.
+//! Authentication: every request looks up its key, or has it checked by the statement that records
+//! its run, so that a revoked key stops working immediately. The layer wraps all services, so that
+//! every new method is protected.
 
 use std::{
     convert::Infallible,
@@ -44,15 +44,19 @@ use crate::{
 
 /// How long a key is looked up.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Calls that record a run. The statement that does so checks the key again, so a key that was valid a moment
-/// ago is not looked up first: ADR 7 has what that saves.
+/// Calls that record a run. The statement that does so checks the key again, so a key that was
+/// valid a moment ago is not looked up first: ADR 7 has what that saves.
 const RECORDING: [&str; 2] = ["/codelia.v1.RunService/StartRun", "/codelia.v1.RunService/Exec"];
 
 /// The caller that the layer authenticated. Fails if its key was not looked up for this call: see
 /// [`admitted`].
 pub(crate) fn caller(extensions: &Extensions) -> Result<Caller, ApiError> {
     let admitted = admitted(extensions)?;
-    admitted.unchecked.is_none().then(|| admitted.caller.clone()).ok_or_else(ApiError::unauthenticated)
+    admitted
+        .unchecked
+        .is_none()
+        .then(|| admitted.caller.clone())
+        .ok_or_else(ApiError::unauthenticated)
 }
 
 /// The caller of a call that records a run. Its key must be checked with the run, or by
@@ -83,7 +87,8 @@ pub(crate) fn require_any_scope(caller: &Caller, scopes: &[Scope]) -> Result<(),
 pub(crate) fn scope_missing(scopes: &[Scope]) -> ApiError {
     let mut any_of: Vec<_> = scopes.iter().map(|scope| scope.as_str()).collect();
     any_of.dedup();
-    let message = format!("the API key lacks the scope `{}`; use a key that has it", any_of.join("` or `"));
+    let message =
+        format!("the API key lacks the scope `{}`; use a key that has it", any_of.join("` or `"));
     ApiError::new(Reason::ScopeMissing, message).with("scopes", any_of.join(","))
 }
 
@@ -132,17 +137,21 @@ impl AuthLayer {
 
     async fn admit(self, request: RequestHead) -> Result<(AdmittedCaller, CallPermit), ApiError> {
         if let Some((caller, version, permit)) = self.admit_known(&request) {
-            return Ok((AdmittedCaller { caller, unchecked: Some((version, self, request)) }, permit));
+            return Ok((
+                AdmittedCaller { caller, unchecked: Some((version, self, request)) },
+                permit,
+            ));
         }
         let found = self.identify(&request).await?;
-        self.requests.check(&found.caller.tenant, per_second(found.caller.quotas.requests_per_second))?;
+        self.requests
+            .check(&found.caller.tenant, per_second(found.caller.quotas.requests_per_second))?;
         let caller = self.accept(found, &request).await?;
         let permit = self.calls.open(caller.key, request.method.stays_open)?;
         Ok((AdmittedCaller { caller, unchecked: None }, permit))
     }
 
-    /// Admits a call that records a run if its key was valid a moment ago. If anything speaks against it,
-    /// the key is looked up to say exactly what.
+    /// Admits a call that records a run if its key was valid a moment ago. If anything speaks
+    /// against it, the key is looked up to say exactly what.
     fn admit_known(&self, request: &RequestHead) -> Option<(Caller, KeyVersion, CallPermit)> {
         if !RECORDING.contains(&request.path.as_str()) {
             return None;
@@ -211,13 +220,15 @@ impl AuthLayer {
         let hash = request.key_hash.ok_or_else(ApiError::unauthenticated)?;
         // Until it is found to be valid again.
         self.known_keys.remove(&hash);
-        let lock = timeout(LOOKUP_TIMEOUT, self.keys.lock_lookup(hash)).await.map_err(|_| unanswered())?;
+        let lock =
+            timeout(LOOKUP_TIMEOUT, self.keys.lock_lookup(hash)).await.map_err(|_| unanswered())?;
         let lookup = self.keys.begin(hash, request.source, Instant::now())?;
         if !lookup.is_paid() {
             drop(lock);
             return self.look_up(hash, lookup).await;
         }
-        // In a task: the token of a caller that gives up would be lost, although its key may be valid.
+        // In a task: the token of a caller that gives up would be lost, although its key may be
+        // valid.
         let this = self.clone();
         let looked_up = async move {
             let found = this.look_up(hash, lookup).await;
@@ -261,8 +272,8 @@ pub(crate) struct AdmittedCaller {
 }
 
 impl AdmittedCaller {
-    /// What the statement that records a run must find unchanged; `None` if the key was looked up for this
-    /// call.
+    /// What the statement that records a run must find unchanged; `None` if the key was looked up
+    /// for this call.
     pub(crate) fn unchecked_version(&self) -> Option<KeyVersion> {
         self.unchecked.as_ref().map(|(version, ..)| *version)
     }
@@ -327,7 +338,10 @@ pub(crate) struct AuthService<S> {
 
 impl<S> Service<Request<Body>> for AuthService<S>
 where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
     S::Future: Send,
 {
     type Response = Response<Body>;
@@ -360,7 +374,8 @@ where
                 Ok((admitted, permit)) => {
                     request.extensions_mut().insert(Arc::new(admitted));
                     let permit = Arc::new(permit);
-                    let response = inner.call(limited(request, rules, Some(permit.clone()))).await?;
+                    let response =
+                        inner.call(limited(request, rules, Some(permit.clone()))).await?;
                     Ok(hold_until_end(response, permit))
                 }
                 Err(error) => Ok(Status::from(error).into_http()),
@@ -369,7 +384,11 @@ where
     }
 }
 
-fn limited(request: Request<Body>, rules: MessageRules, permit: Option<Arc<CallPermit>>) -> Request<Body> {
+fn limited(
+    request: Request<Body>,
+    rules: MessageRules,
+    permit: Option<Arc<CallPermit>>,
+) -> Request<Body> {
     request.map(|body| Body::new(LimitedBody::new(body, rules, permit)))
 }
 
@@ -413,22 +432,35 @@ pub(crate) mod tests {
             Err(scope_missing(&[Scope::Operator]))
         );
         assert!(authorize(&operator, "/codelia.v1.AdminService/GetTenant").is_ok());
-        assert_eq!(authorize(&run, "/codelia.v1.FileService/StatFile"), Err(scope_missing(&[Scope::Files])));
-        assert!(authorize(&caller_with(&[Scope::Files]), "/codelia.v1.FileService/StatFile").is_ok());
+        assert_eq!(
+            authorize(&run, "/codelia.v1.FileService/StatFile"),
+            Err(scope_missing(&[Scope::Files]))
+        );
+        assert!(
+            authorize(&caller_with(&[Scope::Files]), "/codelia.v1.FileService/StatFile").is_ok()
+        );
         for method in ["DecideApproval", "RevokeApproval"] {
             let path = format!("/codelia.v1.ApprovalService/{method}");
             assert_eq!(authorize(&run, &path), Err(scope_missing(&[Scope::Approve])));
             assert!(authorize(&caller_with(&[Scope::Approve]), &path).is_ok());
         }
         for scope in [Scope::Run, Scope::Approve, Scope::Audit] {
-            assert!(authorize(&caller_with(&[scope]), "/codelia.v1.ApprovalService/ListApprovals").is_ok());
+            assert!(
+                authorize(&caller_with(&[scope]), "/codelia.v1.ApprovalService/ListApprovals")
+                    .is_ok()
+            );
         }
         assert!(authorize(&operator, "/codelia.v1.ApprovalService/ListApprovals").is_err());
-        for path in ["AdminService/SuspendTenant", "FlagService/SetFlag", "ToolService/ApproveToolLevel"] {
+        for path in
+            ["AdminService/SuspendTenant", "FlagService/SetFlag", "ToolService/ApproveToolLevel"]
+        {
             let path = format!("/codelia.v1.{path}");
             let refused = authorize(&caller_with(&[Scope::Run, Scope::Admin]), &path);
             assert_eq!(refused, Err(scope_missing(&[Scope::Operator])));
         }
-        assert_eq!(authorize(&operator, "/codelia.v1.RunService/GetRun"), Err(scope_missing(&[Scope::Run])));
+        assert_eq!(
+            authorize(&operator, "/codelia.v1.RunService/GetRun"),
+            Err(scope_missing(&[Scope::Run]))
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Records which keys are used from where, and which are refused. Both are bounded: neither a busy key
-//! nor somebody who tries keys fills the audit.
+//! Records which keys are used from where, and which are refused. Both are bounded: neither a busy
+//! key nor somebody who tries keys fills the audit.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -40,15 +40,24 @@ struct State {
 
 impl Default for SignIns {
     fn default() -> Self {
-        let state =
-            State { used: RecentMap::new(CAPACITY), refused: RecentMap::new(CAPACITY), recorded: None };
+        let state = State {
+            used: RecentMap::new(CAPACITY),
+            refused: RecentMap::new(CAPACITY),
+            recorded: None,
+        };
         Self { state: Mutex::new(state) }
     }
 }
 
 impl SignIns {
-    /// Records that a key is used, unless this server did so lately. The call is refused if that fails.
-    pub(crate) async fn used(&self, store: &Store, caller: &Caller, source: Source) -> Result<(), Error> {
+    /// Records that a key is used, unless this server did so lately. The call is refused if that
+    /// fails.
+    pub(crate) async fn used(
+        &self,
+        store: &Store,
+        caller: &Caller,
+        source: Source,
+    ) -> Result<(), Error> {
         if !self.lock(|state| state.is_use_due(caller.key, source, Instant::now())) {
             return Ok(());
         }
@@ -69,12 +78,23 @@ impl SignIns {
     }
 
     /// Records in the background that a key was refused; `caller` if the key is known.
-    pub(crate) fn refused(&self, store: &Store, caller: Option<&Caller>, source: Source, error: &ApiError) {
-        let Some(count) = self.lock(|state| state.refusals_due(source, Instant::now())) else { return };
-        let detail = json!({ "from": from(source), "reason": error.reason().as_str(), "count": count });
+    pub(crate) fn refused(
+        &self,
+        store: &Store,
+        caller: Option<&Caller>,
+        source: Source,
+        error: &ApiError,
+    ) {
+        let Some(count) = self.lock(|state| state.refusals_due(source, Instant::now())) else {
+            return;
+        };
+        let detail =
+            json!({ "from": from(source), "reason": error.reason().as_str(), "count": count });
         let (store, subject) = (store.clone(), caller.map(subject).unwrap_or_default());
         task::background("key refused", async move {
-            if let Err(error) = store.audit_insert(&subject, &body(EventKind::KeyRefused, detail)).await {
+            if let Err(error) =
+                store.audit_insert(&subject, &body(EventKind::KeyRefused, detail)).await
+            {
                 tracing::warn!(%error, "cannot record that a key was refused");
             }
         });
@@ -87,7 +107,8 @@ impl SignIns {
 
 impl State {
     fn is_use_due(&mut self, key: KeyId, source: Source, now: Instant) -> bool {
-        let is_due = self.used.get(&(key, source)).is_none_or(|at| now.duration_since(*at) >= USE_INTERVAL);
+        let is_due =
+            self.used.get(&(key, source)).is_none_or(|at| now.duration_since(*at) >= USE_INTERVAL);
         if is_due {
             self.used.insert((key, source), now);
         }
@@ -97,8 +118,10 @@ impl State {
     /// How many refusals of an address to record now. `None` if they are only counted.
     fn refusals_due(&mut self, source: Source, now: Instant) -> Option<u64> {
         let is_recent = |at: &Instant| now.duration_since(*at) < REFUSAL_INTERVAL;
-        let (begun_at, recorded) = self.recorded.filter(|(at, _)| is_recent(at)).unwrap_or((now, 0));
-        let (last, uncounted) = self.refused.get(&source).map_or((None, 0), |(at, count)| (*at, *count));
+        let (begun_at, recorded) =
+            self.recorded.filter(|(at, _)| is_recent(at)).unwrap_or((now, 0));
+        let (last, uncounted) =
+            self.refused.get(&source).map_or((None, 0), |(at, count)| (*at, *count));
         if last.as_ref().is_some_and(is_recent) || recorded >= MAX_REFUSALS {
             self.refused.insert(source, (last, uncounted + 1));
             return None;
@@ -115,7 +138,11 @@ fn from(Source(address): Source) -> Value {
 }
 
 fn subject(caller: &Caller) -> EventSubject {
-    EventSubject { tenant: Some(caller.tenant.clone()), key: Some(caller.key), ..EventSubject::default() }
+    EventSubject {
+        tenant: Some(caller.tenant.clone()),
+        key: Some(caller.key),
+        ..EventSubject::default()
+    }
 }
 
 fn body(kind: EventKind, detail: Value) -> EventBody {

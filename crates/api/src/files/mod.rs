@@ -9,7 +9,9 @@ mod watch;
 
 use std::{pin::Pin, sync::Arc};
 
-use codelia_proto::v1::{self, file_service_server::FileService, import_files_request, write_file_request};
+use codelia_proto::v1::{
+    self, file_service_server::FileService, import_files_request, write_file_request,
+};
 use codelia_store::{Caller, EventKind};
 use codelia_types::{Reason, SessionId};
 use futures::Stream;
@@ -52,7 +54,8 @@ struct Forwarded<R> {
 }
 
 impl Files {
-    /// Validates a request and finds its session. Reports paths that leave the workspace by their text.
+    /// Validates a request and finds its session. Reports paths that leave the workspace by their
+    /// text.
     async fn admit<Q: FileRequest>(
         &self,
         caller: &Caller,
@@ -74,7 +77,11 @@ impl Files {
     /// Fails if the call adds files and the tenant has no room for any.
     async fn check_quota(&self, caller: &Caller, use_of_files: Use) -> Result<(), ApiError> {
         let Context { store, storage_quota, .. } = &*self.context;
-        if use_of_files == Use::Add { storage_quota.check_files(store, caller).await } else { Ok(()) }
+        if use_of_files == Use::Add {
+            storage_quota.check_files(store, caller).await
+        } else {
+            Ok(())
+        }
     }
 
     /// Forwards a call with one request.
@@ -154,8 +161,10 @@ impl Files {
 #[tonic::async_trait]
 impl FileService for Files {
     type ReadFileStream = Pin<Box<dyn Stream<Item = Result<v1::ReadFileResponse, Status>> + Send>>;
-    type ExportFilesStream = Pin<Box<dyn Stream<Item = Result<v1::ExportFilesResponse, Status>> + Send>>;
-    type WatchFilesStream = Pin<Box<dyn Stream<Item = Result<v1::WatchFilesResponse, Status>> + Send>>;
+    type ExportFilesStream =
+        Pin<Box<dyn Stream<Item = Result<v1::ExportFilesResponse, Status>> + Send>>;
+    type WatchFilesStream =
+        Pin<Box<dyn Stream<Item = Result<v1::WatchFilesResponse, Status>> + Send>>;
 
     async fn write_file(
         &self,
@@ -208,7 +217,8 @@ impl FileService for Files {
         &self,
         request: Request<v1::MakeDirectoryRequest>,
     ) -> Result<Response<v1::MakeDirectoryResponse>, Status> {
-        let call = |mut worker: Client, request| async move { worker.make_directory(request).await };
+        let call =
+            |mut worker: Client, request| async move { worker.make_directory(request).await };
         self.call(request, Use::Add, call).await
     }
 

@@ -120,8 +120,8 @@ fn directory(field: &str, text: &str) -> Checked<String> {
     Ok(names.join("/"))
 }
 
-/// Whether a path leaves the workspace by its text alone: it is absolute and elsewhere, or has more `..`
-/// than directories before them.
+/// Whether a path leaves the workspace by its text alone: it is absolute and elsewhere, or has more
+/// `..` than directories before them.
 pub(crate) fn leaves_workspace(text: &str) -> bool {
     let path = Path::new(text);
     let relative = path.strip_prefix(WORKSPACE).unwrap_or(path);
@@ -260,19 +260,35 @@ mod tests {
     #[test]
     fn invalid_paths_are_rejected_by_field() {
         let (long, deep) = ("x".repeat(256), "a/".repeat(2048));
-        for bad in
-            ["", "/", "/etc/passwd", "/workspacex", "..", "a/../b", "/workspace/../etc", "a\0", &long, &deep]
-        {
-            assert!(path("target", bad).is_err_and(|error| error.invalid_field() == Some("target")), "{bad}");
+        for bad in [
+            "",
+            "/",
+            "/etc/passwd",
+            "/workspacex",
+            "..",
+            "a/../b",
+            "/workspace/../etc",
+            "a\0",
+            &long,
+            &deep,
+        ] {
+            assert!(
+                path("target", bad).is_err_and(|error| error.invalid_field() == Some("target")),
+                "{bad}"
+            );
         }
     }
 
     #[test]
     fn only_paths_that_lead_out_leave_the_workspace() {
-        for out in ["..", "../x", "a/../../b", "/etc/passwd", "/workspacex", "/workspace/../etc", "/"] {
+        for out in
+            ["..", "../x", "a/../../b", "/etc/passwd", "/workspacex", "/workspace/../etc", "/"]
+        {
             assert!(leaves_workspace(out), "{out}");
         }
-        for inside in ["", ".", "a", "a/../b", "/workspace", "/workspace/a", "...", "a..b", "missing\0"] {
+        for inside in
+            ["", ".", "a", "a/../b", "/workspace", "/workspace/a", "...", "a..b", "missing\0"]
+        {
             assert!(!leaves_workspace(inside), "{inside}");
         }
     }
@@ -291,12 +307,17 @@ mod tests {
     #[test]
     fn values_out_of_range_are_rejected_by_field() {
         let field = |error: ApiError| error.invalid_field().unwrap().to_owned();
-        let write = |mode| v1::WriteFileOpen { path: "a".into(), mode: Some(mode), ..Default::default() };
+        let write =
+            |mode| v1::WriteFileOpen { path: "a".into(), mode: Some(mode), ..Default::default() };
         assert_eq!(field(open(write(0)).unwrap_err()), "mode");
         assert_eq!(field(open(write(0o1000)).unwrap_err()), "mode");
         assert_eq!(field(open(write(-1)).unwrap_err()), "mode");
-        let read_at =
-            |offset, length| v1::ReadFileRequest { path: "a".into(), offset, length, ..Default::default() };
+        let read_at = |offset, length| v1::ReadFileRequest {
+            path: "a".into(),
+            offset,
+            length,
+            ..Default::default()
+        };
         assert_eq!(field(read(read_at(-1, None)).unwrap_err()), "offset");
         assert_eq!(field(read(read_at(0, Some(0))).unwrap_err()), "length");
         let nothing = v1::EditFileRequest { path: "a".into(), ..Default::default() };

@@ -59,8 +59,14 @@ impl SessionRoute {
     }
 
     /// Decides about the changes of a run that the session holds.
-    pub(crate) async fn decide_changes(&self, run: RunId, apply: bool, key: KeyId) -> Result<(), ApiError> {
-        let request = DecideChangesRequest { run_id: run.to_string(), apply, key_id: key.to_string() };
+    pub(crate) async fn decide_changes(
+        &self,
+        run: RunId,
+        apply: bool,
+        key: KeyId,
+    ) -> Result<(), ApiError> {
+        let request =
+            DecideChangesRequest { run_id: run.to_string(), apply, key_id: key.to_string() };
         let deciding = self.call_holder(|transport, held| {
             let mut worker = WorkerFileServiceClient::new(transport);
             let request = held.request(request.clone());
@@ -68,9 +74,9 @@ impl SessionRoute {
         });
         match timeout(DECISION_TIMEOUT, deciding).await {
             Ok(decided) => decided.map(drop),
-            Err(_) => {
-                Err(ApiError::unavailable(format_args!("the changes of run {run} are still being moved")))
-            }
+            Err(_) => Err(ApiError::unavailable(format_args!(
+                "the changes of run {run} are still being moved"
+            ))),
         }
     }
 
@@ -119,8 +125,13 @@ impl SessionRoute {
                 let held = HeldSession { session: session.id, tenant, epoch: session.lease_epoch };
                 return Ok(SessionHolder { held, address });
             }
-            if worker_calls.offer(session.id, session.spec.mode).await.is_none() && !retry.wait().await {
-                return Err(ApiError::unavailable(format_args!("no worker takes session {}", session.id)));
+            if worker_calls.offer(session.id, session.spec.mode).await.is_none()
+                && !retry.wait().await
+            {
+                return Err(ApiError::unavailable(format_args!(
+                    "no worker takes session {}",
+                    session.id
+                )));
             }
         }
     }
@@ -147,7 +158,10 @@ impl SessionRoute {
             return error;
         }
         self.context.worker_calls.forget_channel(&holder.address);
-        ApiError::unavailable(format_args!("file call to worker {} failed: {status}", holder.address))
+        ApiError::unavailable(format_args!(
+            "file call to worker {} failed: {status}",
+            holder.address
+        ))
     }
 }
 

@@ -1,5 +1,5 @@
-//! Transfers the bytes of a file or archive between a caller and the session's worker, with a small buffer.
-//! A caller that stalls is not waited for indefinitely.
+//! Transfers the bytes of a file or archive between a caller and the session's worker, with a small
+//! buffer. A caller that stalls is not waited for indefinitely.
 
 use std::{pin::pin, time::Duration};
 
@@ -79,8 +79,8 @@ pub(super) async fn read_import(
     }
 }
 
-/// Sends the caller's messages to the worker and returns its response. The worker publishes a file only
-/// when it is complete.
+/// Sends the caller's messages to the worker and returns its response. The worker publishes a file
+/// only when it is complete.
 pub(super) async fn upload<M: Send + 'static, R>(
     route: &SessionRoute,
     first: M,
@@ -159,12 +159,13 @@ pub(super) fn stalled() -> ApiError {
 
 /// Why a stream of a worker ended: an error that it reported, or a connection that broke.
 pub(super) fn broken(status: Status) -> ApiError {
-    ApiError::from_worker(&status)
-        .unwrap_or_else(|| ApiError::unavailable(format_args!("file stream of the worker broke: {status}")))
+    ApiError::from_worker(&status).unwrap_or_else(|| {
+        ApiError::unavailable(format_args!("file stream of the worker broke: {status}"))
+    })
 }
 
-/// Sends a file or archive to the caller until it ends, the caller disconnects, its deadline passes or the
-/// server stops.
+/// Sends a file or archive to the caller until it ends, the caller disconnects, its deadline passes
+/// or the server stops.
 pub(super) fn send_download<D: Send + 'static>(
     route: SessionRoute,
     session: SessionId,

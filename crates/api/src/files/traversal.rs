@@ -1,6 +1,6 @@
 //! Paths in file calls that leave the workspace: a sign of an attempt to escape. All such calls are
-//! refused; here they are recorded, at most once a minute for each session, so that no caller can fill
-//! the database with them.
+//! refused; here they are recorded, at most once a minute for each session, so that no caller can
+//! fill the database with them.
 
 use std::time::Instant;
 
@@ -65,7 +65,8 @@ async fn record(
     Ok(())
 }
 
-/// What is recorded. The path is the caller's text. Nothing runs that could be ended, and no tool is named.
+/// What is recorded. The path is the caller's text. Nothing runs that could be ended, and no tool
+/// is named.
 fn detail(path: &str, response: EscapeResponse, has_webhook: bool) -> Value {
     let path = path[..path.floor_char_boundary(MAX_PATH)].replace('\0', "\u{fffd}");
     let description = format!("path traversal in a file call: {path:?}");
@@ -95,6 +96,9 @@ mod tests {
         let response = "terminate,alert".parse().unwrap();
         let detail = detail(&format!("../{}\0", "é".repeat(5000)), response, true);
         assert!(detail.to_string().len() < 8 * MAX_PATH);
-        assert_eq!((&detail["response"]["terminate"], &detail["webhook"]), (&json!(false), &json!(true)));
+        assert_eq!(
+            (&detail["response"]["terminate"], &detail["webhook"]),
+            (&json!(false), &json!(true))
+        );
     }
 }

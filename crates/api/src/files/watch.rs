@@ -24,7 +24,8 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 type Messages = mpsc::Sender<Result<v1::WatchFilesResponse, Status>>;
 
-/// Sends events until the session ends, the caller disconnects, its deadline passes or the server stops.
+/// Sends events until the session ends, the caller disconnects, its deadline passes or the server
+/// stops.
 pub(super) fn send(
     route: SessionRoute,
     session: SessionId,
@@ -49,7 +50,10 @@ pub(super) fn send(
     ReceiverStream::new(receiver)
 }
 
-async fn forward(mut events: Streaming<v1::WatchFilesResponse>, sender: &Messages) -> Result<(), ApiError> {
+async fn forward(
+    mut events: Streaming<v1::WatchFilesResponse>,
+    sender: &Messages,
+) -> Result<(), ApiError> {
     while let Some(message) = events.message().await.map_err(broken)? {
         match sender.send_timeout(Ok(message), STALL_TIMEOUT).await {
             Ok(()) => {}

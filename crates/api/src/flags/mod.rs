@@ -67,8 +67,8 @@ impl Flags {
         Ok(to_proto::flag(flag))
     }
 
-    /// Refuses a rule for an unknown tenant, and a mode that this installation does not allow or that
-    /// no live worker can serve.
+    /// Refuses a rule for an unknown tenant, and a mode that this installation does not allow or
+    /// that no live worker can serve.
     async fn check(&self, rule: &FlagRule, force: bool) -> Result<(), ApiError> {
         let Context { store, options, .. } = &*self.context;
         if let Some(tenant) = &rule.tenant
@@ -126,7 +126,11 @@ impl Flags {
         Ok(v1::ListFlagHistoryResponse { flags, next_page_token })
     }
 
-    async fn roll_back(&self, caller: &Caller, wire: v1::RollbackFlagRequest) -> Result<v1::Flag, ApiError> {
+    async fn roll_back(
+        &self,
+        caller: &Caller,
+        wire: v1::RollbackFlagRequest,
+    ) -> Result<v1::Flag, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = resource_name::flag("name", &wire.name)?;
         let reason = validate::reason(wire.reason)?;
@@ -134,7 +138,8 @@ impl Flags {
             return Err(ApiError::invalid("revision", "must not be negative"));
         }
         let store = &self.context.store;
-        let rollback = FlagRollback { id: &id, to: wire.revision, reason: &reason, key: caller.key };
+        let rollback =
+            FlagRollback { id: &id, to: wire.revision, reason: &reason, key: caller.key };
         let flag = match store.flag_roll_back(rollback).await? {
             RolledBack::Done(flag) => flag,
             RolledBack::NotFound => return Err(flag_not_found(&id)),

@@ -42,21 +42,28 @@ pub(super) fn rule(caller: &Caller, wire: Option<v1::FlagRule>) -> Result<FlagRu
         (None, None) => Err(ApiError::invalid("rule.mode", "set a mode, a floor, or both")),
         (Some(mode), Some(floor)) if IsolationLevel::of(mode) < floor => Err(ApiError::invalid(
             "rule.mode",
-            format!("{mode} provides {}, below the floor {floor} of the same rule", IsolationLevel::of(mode)),
+            format!(
+                "{mode} provides {}, below the floor {floor} of the same rule",
+                IsolationLevel::of(mode)
+            ),
         )),
         _ => Ok(rule),
     }
 }
 
 fn guard(wire: v1::FlagGuard) -> Result<FlagGuard, ApiError> {
-    let max_refused_percent = percent("rule.guard.max_refused_percent", wire.max_refused_percent, 0)?;
+    let max_refused_percent =
+        percent("rule.guard.max_refused_percent", wire.max_refused_percent, 0)?;
     let max_failed_percent = percent("rule.guard.max_failed_percent", wire.max_failed_percent, 0)?;
     let max_setup_p95 = validate::ttl("rule.guard.max_setup_p95", wire.max_setup_p95, MAX_SETUP)?;
     let min_count = match u32::try_from(wire.min_count) {
         Ok(0) => DEFAULT_MIN_COUNT,
         Ok(count) if count <= MAX_MIN_COUNT => count,
         _ => {
-            return Err(ApiError::invalid("rule.guard.min_count", format!("must be 0 to {MAX_MIN_COUNT}")));
+            return Err(ApiError::invalid(
+                "rule.guard.min_count",
+                format!("must be 0 to {MAX_MIN_COUNT}"),
+            ));
         }
     };
     if max_refused_percent.is_none() && max_failed_percent.is_none() && max_setup_p95.is_none() {

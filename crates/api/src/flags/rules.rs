@@ -41,7 +41,8 @@ impl FlagRules {
         if self.current().is_none() {
             self.refresh(store).await?;
         }
-        let current = self.current().ok_or_else(|| ApiError::unavailable("mode flags were not read yet"))?;
+        let current =
+            self.current().ok_or_else(|| ApiError::unavailable("mode flags were not read yet"))?;
         Ok(current.flags.choose(subject, floor))
     }
 
@@ -87,7 +88,10 @@ impl FlagRules {
 /// Shows the share of each rule, and 0 for those that are gone.
 fn report(before: Option<&Flags>, now: &Flags) {
     let labels = |flags: &Flags| -> BTreeSet<(String, &'static str)> {
-        flags.iter().map(|(flag, rule)| (flag.id.to_string(), rule.mode.map_or("", Mode::as_str))).collect()
+        flags
+            .iter()
+            .map(|(flag, rule)| (flag.id.to_string(), rule.mode.map_or("", Mode::as_str)))
+            .collect()
     };
     for (flag, mode) in before.map(labels).unwrap_or_default() {
         metrics().flags.percent(&flag, mode, 0);

@@ -18,8 +18,8 @@ const MAX_QUEUE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 const MAX_APPROVAL_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 codelia_types::options! {
-    /// Default and highest limits of runs: the section `limits` of the configuration. Without a value, a
-    /// maximum is the built-in one.
+    /// Default and highest limits of runs: the section `limits` of the configuration. Without a
+    /// value, a maximum is the built-in one.
     pub struct LimitOptions {
         /// Wall time of a run.
         #[serde(with = "duration")]
@@ -39,7 +39,8 @@ codelia_types::options! {
         /// Longest time that a run may ask to wait. Default: 24h, at least the default.
         #[serde(with = "optional_duration")]
         pub max_queue_timeout: Option<Duration> = None,
-        /// Highest memory; the default is `sandbox.memory_limit`. Default: 2 GiB, at least the default.
+        /// Highest memory; the default is `sandbox.memory_limit`. Default: 2 GiB, at least the
+        /// default.
         pub max_memory: Option<ByteSize> = None,
         /// Most cores; the default is `sandbox.cpu_limit`. Default: 2, at least the default.
         pub max_cpus: Option<Cores> = None,
@@ -104,7 +105,8 @@ fn approval_timeout<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::E
 pub struct Timeouts {
     /// Timeout of a run with a terminal whose caller sets none.
     pub interactive: Duration,
-    /// Timeout of a run without a terminal that was started by `StartRun` and whose caller sets none.
+    /// Timeout of a run without a terminal that was started by `StartRun` and whose caller sets
+    /// none.
     pub detached: Duration,
     /// How long a run waits for a worker whose caller sets no queue timeout.
     pub queue: Duration,
@@ -140,10 +142,19 @@ impl LimitOptions {
         let ceilings = self.ceilings(&defaults)?;
         let queue = self.queue_timeout;
         let timeouts = Timeouts {
-            interactive: long_timeout("interactive_timeout", self.interactive_timeout, ceilings.timeout)?,
+            interactive: long_timeout(
+                "interactive_timeout",
+                self.interactive_timeout,
+                ceilings.timeout,
+            )?,
             detached: long_timeout("detached_timeout", self.detached_timeout, ceilings.timeout)?,
             queue,
-            max_queue: highest("max_queue_timeout", self.max_queue_timeout, MAX_QUEUE_TIMEOUT, queue)?,
+            max_queue: highest(
+                "max_queue_timeout",
+                self.max_queue_timeout,
+                MAX_QUEUE_TIMEOUT,
+                queue,
+            )?,
             approval: approvals.timeout,
         };
         Ok(RunLimits { defaults, ceilings: Ceilings(ceilings), timeouts })
@@ -169,10 +180,25 @@ impl LimitOptions {
         let Ceilings(most) = Ceilings::default();
         Ok(Limits {
             timeout: highest("max_timeout", self.max_timeout, most.timeout, least.timeout)?,
-            memory_bytes: highest("max_memory", self.max_memory, most.memory_bytes, least.memory_bytes)?,
-            cpu_millicores: highest("max_cpus", self.max_cpus, most.cpu_millicores, least.cpu_millicores)?,
+            memory_bytes: highest(
+                "max_memory",
+                self.max_memory,
+                most.memory_bytes,
+                least.memory_bytes,
+            )?,
+            cpu_millicores: highest(
+                "max_cpus",
+                self.max_cpus,
+                most.cpu_millicores,
+                least.cpu_millicores,
+            )?,
             pids: highest("max_pids", self.max_pids, most.pids, least.pids)?,
-            open_files: highest("max_open_files", self.max_open_files, most.open_files, least.open_files)?,
+            open_files: highest(
+                "max_open_files",
+                self.max_open_files,
+                most.open_files,
+                least.open_files,
+            )?,
             output_bytes: highest(
                 "max_output_size",
                 self.max_output_size,
@@ -180,9 +206,19 @@ impl LimitOptions {
                 least.output_bytes,
             )?,
             cpu_time: highest("max_cpu_time", self.max_cpu_time, most.cpu_time, least.cpu_time)?,
-            file_bytes: highest("max_file_size", self.max_file_size, most.file_bytes, least.file_bytes)?,
+            file_bytes: highest(
+                "max_file_size",
+                self.max_file_size,
+                most.file_bytes,
+                least.file_bytes,
+            )?,
             tmp_bytes: highest("max_tmp_size", self.max_tmp_size, most.tmp_bytes, least.tmp_bytes)?,
-            disk_bytes: highest("max_disk_size", self.max_disk_size, most.disk_bytes, least.disk_bytes)?,
+            disk_bytes: highest(
+                "max_disk_size",
+                self.max_disk_size,
+                most.disk_bytes,
+                least.disk_bytes,
+            )?,
             inodes: highest("max_inodes", self.max_inodes, most.inodes, least.inodes)?,
         })
     }
@@ -259,7 +295,11 @@ fn highest<T: Amount>(
     Err(InvalidOption::new(format!("limits.{key}"), message))
 }
 
-fn long_timeout(key: &str, set: Option<Duration>, max: Duration) -> Result<Duration, InvalidOption> {
+fn long_timeout(
+    key: &str,
+    set: Option<Duration>,
+    max: Duration,
+) -> Result<Duration, InvalidOption> {
     let timeout = set.unwrap_or(LONG_TIMEOUT.min(max));
     let message = if timeout.is_zero() {
         "must be more than 0".to_owned()
@@ -318,7 +358,8 @@ mod tests {
     #[test]
     fn default_above_built_in_maximum_raises_it() {
         let limits = LimitOptions::default();
-        let limits = limits.of_runs(ByteSize::mib(4096), Cores::ONE, &ApprovalOptions::default()).unwrap();
+        let limits =
+            limits.of_runs(ByteSize::mib(4096), Cores::ONE, &ApprovalOptions::default()).unwrap();
         assert_eq!(limits.ceilings.0.memory_bytes, 4096 * MIB);
     }
 }

@@ -111,8 +111,8 @@ codelia_types::options! {
         /// Size of the requests of one key that are being received or handled.
         #[serde(deserialize_with = "positive")]
         pub max_request_size_per_key: ByteSize = ByteSize::mib(128),
-        /// Reads of up to 100 runs or sessions for the lists of one tenant; further ones wait, at most
-        /// 10 s.
+        /// Reads of up to 100 runs or sessions for the lists of one tenant; further ones wait, at
+        /// most 10 s.
         pub list_reads_per_second: NonZeroU32 = const { NonZeroU32::new(50).unwrap() },
         /// Wrong keys from one address; 0 turns the limit off.
         pub failed_keys_per_minute: u32 = 120,
@@ -121,15 +121,15 @@ codelia_types::options! {
         #[serde(with = "text")]
         pub cors_origins: CorsOrigins = CorsOrigins::None,
         /// Which of two random workers gets a new session: `spread` the less loaded one,
-        /// `lowest_number` the one whose id ends in the lower number while less than half of its slots
-        /// are busy ([scale](kubernetes.md#scale)).
+        /// `lowest_number` the one whose id ends in the lower number while less than half of its
+        /// slots are busy ([scale](kubernetes.md#scale)).
         pub placement: Placement = Placement::Spread,
     }
 }
 
 impl ApiOptions {
-    /// The certificate of the public API; `None` if TLS is off, which other machines may only see if
-    /// the configuration says so, or in a profile other than `prod`.
+    /// The certificate of the public API; `None` if TLS is off, which other machines may only see
+    /// if the configuration says so, or in a profile other than `prod`.
     ///
     /// # Errors
     /// If only half of the certificate is set, or other machines may not be served without one.
@@ -139,7 +139,12 @@ impl ApiOptions {
                 return Ok(Some(TlsFiles { cert: cert.clone(), key: key.clone(), ca: None }));
             }
             (None, None) => {}
-            _ => return Err(InvalidOption::new("api.tls_cert and api.tls_key", "set both, or neither")),
+            _ => {
+                return Err(InvalidOption::new(
+                    "api.tls_cert and api.tls_key",
+                    "set both, or neither",
+                ));
+            }
         }
         let listen = self.listen;
         if listen.ip().is_loopback() || self.allow_plaintext {

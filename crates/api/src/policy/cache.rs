@@ -1,5 +1,5 @@
-//! Copies of the policies of tenants, which callers are held to. Each call learns the version in effect
-//! with its key, so a copy is never older than the call.
+//! Copies of the policies of tenants, which callers are held to. Each call learns the version in
+//! effect with its key, so a copy is never older than the call.
 
 use std::{
     collections::HashMap,
@@ -42,8 +42,8 @@ pub(crate) struct TenantPolicies {
 type Entry = (i64, Option<Arc<TenantRules>>);
 
 impl TenantPolicies {
-    /// Returns the policy that a caller is held to in addition to the installation's, if there is one. A
-    /// large policy is merged under the limit of `checks`.
+    /// Returns the policy that a caller is held to in addition to the installation's, if there is
+    /// one. A large policy is merged under the limit of `checks`.
     pub(crate) async fn of(
         &self,
         store: &Store,
@@ -55,8 +55,10 @@ impl TenantPolicies {
         if let Some(rules) = self.cached(&caller.tenant, version) {
             return Ok(rules);
         }
-        let found = store.scope_policy(&ScopeRef::organisation(&caller.tenant), Some(version)).await?;
-        let found = found.ok_or_else(|| ApiError::internal("the policy of the tenant is missing"))?;
+        let found =
+            store.scope_policy(&ScopeRef::organisation(&caller.tenant), Some(version)).await?;
+        let found =
+            found.ok_or_else(|| ApiError::internal("the policy of the tenant is missing"))?;
         let rules = match found.policy {
             None => None,
             Some(own) => {

@@ -40,7 +40,8 @@ impl ScopePolicies {
     /// Those in effect now for a session that exists.
     pub(crate) async fn of_session(store: &Store, session: &Session) -> Result<Self, ApiError> {
         let project = session.spec.scopes.project.as_deref();
-        let (project, user) = store.scope_policies(&session.tenant, project, session.created_by).await?;
+        let (project, user) =
+            store.scope_policies(&session.tenant, project, session.created_by).await?;
         Ok(Self { project, user })
     }
 

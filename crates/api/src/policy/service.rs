@@ -1,9 +1,11 @@
-//! `PolicyService`: checks policies and explains the effective one. `scope_policies.rs` has the stored
-//! ones.
+//! `PolicyService`: checks policies and explains the effective one. `scope_policies.rs` has the
+//! stored ones.
 
 use std::sync::Arc;
 
-use codelia_policy::{ExplainedField, HostInfo, Ids, Layout, Plan, PlanTarget, Policy, RunSpec, Source};
+use codelia_policy::{
+    ExplainedField, HostInfo, Ids, Layout, Plan, PlanTarget, Policy, RunSpec, Source,
+};
 use codelia_proto::v1::{self, policy_service_server::PolicyService};
 use codelia_store::{Caller, SessionSpec};
 use codelia_types::{Mode, RunId, SessionId};
@@ -52,14 +54,21 @@ impl Policies {
         let applied = validate::profile(&wire.profile, &self.context.options.profiles)?;
         let profile = applied.is_some().then_some(wire.profile);
         if wire.session.is_empty() {
-            let scopes = ScopePolicies::of_new(&self.context.store, caller, project.as_deref()).await?;
+            let scopes =
+                ScopePolicies::of_new(&self.context.store, caller, project.as_deref()).await?;
             let is_large = is_large || scopes.is_large();
             let explain = move |rules: &Rules<'_>| {
                 let rules = &rules.under(scopes);
                 let policy = validate::policy(wire.policy, &rules.ceilings)?;
                 let mode = validate::mode(wire.mode)?;
-                let request =
-                    SessionRequest { mode, policy, project, profile, applied, ..SessionRequest::default() };
+                let request = SessionRequest {
+                    mode,
+                    policy,
+                    project,
+                    profile,
+                    applied,
+                    ..SessionRequest::default()
+                };
                 let session = request.to_spec(rules)?;
                 let request = RunRequest::without_command(None, Policy::default());
                 explain(&session, &Policy::default(), &request.to_spec(&session, rules)?, rules)
@@ -67,10 +76,16 @@ impl Policies {
             return self.context.with_policy(caller, is_large, explain).await;
         }
         if project.is_some() {
-            return Err(ApiError::invalid("project", "only for a new session; leave out the session"));
+            return Err(ApiError::invalid(
+                "project",
+                "only for a new session; leave out the session",
+            ));
         }
         if profile.is_some() {
-            return Err(ApiError::invalid("profile", "only for a new session; leave out the session"));
+            return Err(ApiError::invalid(
+                "profile",
+                "only for a new session; leave out the session",
+            ));
         }
         let name = resource_name::session("session", &wire.session)?;
         let session = lookup::find(&self.context.store, &caller.tenant, &name).await?.spec;
@@ -96,11 +111,12 @@ fn explain(
         Some(source) if explained.source == Source::Session => *source,
         _ => explained.source,
     };
-    let fields = session.policy.explain(upper, requested).into_iter().map(|explained| v1::PolicyField {
-        source: v1::PolicySource::from(source(&explained)).into(),
-        field: explained.field,
-        value: explained.value,
-    });
+    let fields =
+        session.policy.explain(upper, requested).into_iter().map(|explained| v1::PolicyField {
+            source: v1::PolicySource::from(source(&explained)).into(),
+            field: explained.field,
+            value: explained.value,
+        });
     Ok(v1::ExplainPolicyResponse {
         policy: Some((&run.policy).into()),
         mode: v1::SandboxMode::from(run.mode).into(),
@@ -202,7 +218,8 @@ impl PolicyService for Policies {
         request: Request<v1::ListProfilesRequest>,
     ) -> Result<Response<v1::ListProfilesResponse>, Status> {
         auth::caller(request.extensions())?;
-        let summary = |(name, profile)| v1::Profile { policy: None, ..to_proto::profile(name, profile) };
+        let summary =
+            |(name, profile)| v1::Profile { policy: None, ..to_proto::profile(name, profile) };
         let profiles = self.context.options.profiles.iter().map(summary).collect();
         Ok(Response::new(v1::ListProfilesResponse { profiles }))
     }
@@ -214,9 +231,12 @@ impl PolicyService for Policies {
         auth::caller(request.extensions())?;
         let name = request.into_inner().name;
         let profiles = &self.context.options.profiles;
-        let unknown = || ApiError::invalid("name", format!("unknown; known are: {}", profiles.names()));
+        let unknown =
+            || ApiError::invalid("name", format!("unknown; known are: {}", profiles.names()));
         let profile = profiles.get(&name).ok_or_else(unknown)?;
-        Ok(Response::new(v1::GetProfileResponse { profile: Some(to_proto::profile(&name, profile)) }))
+        Ok(Response::new(v1::GetProfileResponse {
+            profile: Some(to_proto::profile(&name, profile)),
+        }))
     }
 
     async fn dry_run_scope_policy(

@@ -1,5 +1,5 @@
-//! The stored policies of scopes: who may set and read them, their versions, and dry runs on recorded
-//! runs.
+//! The stored policies of scopes: who may set and read them, their versions, and dry runs on
+//! recorded runs.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -45,7 +45,8 @@ impl Policies {
         let of = target(caller, wire.scope, wire.name, Access::Write)?;
         let reason = validate::reason(wire.reason)?;
         let expected = expected(wire.expected_version)?;
-        let policy = wire.policy.ok_or_else(|| ApiError::invalid("policy", "required; or delete it"))?;
+        let policy =
+            wire.policy.ok_or_else(|| ApiError::invalid("policy", "required; or delete it"))?;
         let policy = self.checked(caller, &of, policy).await?;
         let new = NewPolicyVersion {
             policy: Some(&policy),
@@ -66,8 +67,13 @@ impl Policies {
         let reason = validate::reason(wire.reason)?;
         let expected = expected(wire.expected_version)?;
         self.version(&of, None).await?.ok_or_else(|| ApiError::not_found("policy", &of.name))?;
-        let new =
-            NewPolicyVersion { policy: None, expected, restored: None, reason: &reason, key: caller.key };
+        let new = NewPolicyVersion {
+            policy: None,
+            expected,
+            restored: None,
+            reason: &reason,
+            key: caller.key,
+        };
         self.store(&of, new).await
     }
 
@@ -80,7 +86,8 @@ impl Policies {
         let reason = validate::reason(wire.reason)?;
         let version = version("version", wire.version)?.unwrap_or_default();
         let restored = self.version(&of, Some(version)).await?;
-        let restored = restored.ok_or_else(|| ApiError::not_found("version of the policy", version))?;
+        let restored =
+            restored.ok_or_else(|| ApiError::not_found("version of the policy", version))?;
         // What is above may have become tighter.
         let policy = match restored.policy {
             Some(policy) => Some(self.checked(caller, &of, (&policy).into()).await?),
@@ -138,7 +145,11 @@ impl Policies {
         let mut page = Page::<String, _>::parse(&caller.tenant, &wire)?;
         while let Some(limit) = page.batch() {
             self.context.list_turn(caller).await?;
-            let rows = self.context.store.project_list(&caller.tenant, page.after.as_deref(), limit).await?;
+            let rows = self
+                .context
+                .store
+                .project_list(&caller.tenant, page.after.as_deref(), limit)
+                .await?;
             page.add(rows, |(name, change)| {
                 let tenant = caller.tenant.clone();
                 let of = ScopeRef { tenant, scope: PolicyScope::Project, name: name.clone() };
@@ -160,11 +171,13 @@ impl Policies {
             // It would show runs of the tenant.
             return Err(tenant_not_found(&of.tenant));
         }
-        let since =
-            OffsetDateTime::now_utc() - validate::ttl("since", wire.since, MAX_SINCE)?.unwrap_or(SINCE);
+        let since = OffsetDateTime::now_utc()
+            - validate::ttl("since", wire.since, MAX_SINCE)?.unwrap_or(SINCE);
         let policy = wire.policy.ok_or_else(|| ApiError::invalid("policy", "required"))?;
-        let mut judge =
-            Judge { policy: self.checked(caller, &of, policy).await?, by_delegated: HashMap::new() };
+        let mut judge = Judge {
+            policy: self.checked(caller, &of, policy).await?,
+            by_delegated: HashMap::new(),
+        };
         while let Some(limit) = page.batch() {
             self.context.list_turn(caller).await?;
             let runs = self.context.store.run_recorded(&of, since, page.after, limit).await?;
@@ -172,7 +185,8 @@ impl Policies {
                 let results: Result<Vec<_>, _> = runs.iter().map(|run| judge.result(run)).collect();
                 (judge, results)
             };
-            let (returned, results) = self.context.policy_checks.run(caller.tenant.as_str(), work).await?;
+            let (returned, results) =
+                self.context.policy_checks.run(caller.tenant.as_str(), work).await?;
             judge = returned;
             page.add(results?, |result| result);
         }
@@ -181,19 +195,30 @@ impl Policies {
     }
 
     /// Validates a policy of a scope within the policies above it as they are now.
-    async fn checked(&self, caller: &Caller, of: &ScopeRef, wire: v1::Policy) -> Result<Policy, ApiError> {
+    async fn checked(
+        &self,
+        caller: &Caller,
+        of: &ScopeRef,
+        wire: v1::Policy,
+    ) -> Result<Policy, ApiError> {
         let is_large = validate::is_large_policy(Some(&wire));
         let tenant = self.context.store.tenant_get(&of.tenant).await?;
         let tenant = tenant.ok_or_else(|| tenant_not_found(&of.tenant))?;
         let scope = of.scope;
         let check = move |rules: &Rules<'_>| {
             let options = rules.options;
-            let policy =
-                validate::scope_policy(Some(wire), &options.limits.ceilings.of_tenant(&tenant.max_limits))?;
+            let policy = validate::scope_policy(
+                Some(wire),
+                &options.limits.ceilings.of_tenant(&tenant.max_limits),
+            )?;
             if scope == PolicyScope::User && !policy.delegate.is_empty() {
-                return Err(ApiError::invalid("policy.delegate", "nothing is below a user; remove it"));
+                return Err(ApiError::invalid(
+                    "policy.delegate",
+                    "nothing is below a user; remove it",
+                ));
             }
-            // The organisation's policy can only be the caller's: others have no scope below it here.
+            // The organisation's policy can only be the caller's: others have no scope below it
+            // here.
             let above = rules.organisation().filter(|_| scope != PolicyScope::Organisation);
             policy.check_scope(&options.policy, above, options.default_network)?;
             check_enforceable(&options.policy.merge(&policy))?;
@@ -202,11 +227,19 @@ impl Policies {
         self.context.with_policy(caller, is_large, check).await
     }
 
-    async fn version(&self, of: &ScopeRef, version: Option<i64>) -> Result<Option<PolicyVersion>, ApiError> {
+    async fn version(
+        &self,
+        of: &ScopeRef,
+        version: Option<i64>,
+    ) -> Result<Option<PolicyVersion>, ApiError> {
         Ok(self.context.store.scope_policy(of, version).await?)
     }
 
-    async fn store(&self, of: &ScopeRef, new: NewPolicyVersion<'_>) -> Result<v1::ScopePolicy, ApiError> {
+    async fn store(
+        &self,
+        of: &ScopeRef,
+        new: NewPolicyVersion<'_>,
+    ) -> Result<v1::ScopePolicy, ApiError> {
         match self.context.store.scope_policy_set(of, new).await? {
             ScopePolicySet::Set(set) => Ok(to_proto(of, *set)),
             ScopePolicySet::Changed(version) => Err(changed(version)),
@@ -220,7 +253,9 @@ impl Policies {
 fn changed(version: i64) -> ApiError {
     let message = match version {
         0 => "expected_version: the scope has no policy; leave the field out".to_owned(),
-        _ => format!("expected_version: version {version} is in effect; read it and repeat the change"),
+        _ => format!(
+            "expected_version: version {version} is in effect; read it and repeat the change"
+        ),
     };
     ApiError::new(Reason::PolicyChanged, message).with("version", version)
 }
@@ -241,8 +276,12 @@ struct Judge {
 impl Judge {
     fn result(&mut self, run: &RecordedRun) -> Result<(RunId, v1::DryRunResult), ApiError> {
         let spec: RunSpec = serde_json::from_str(&run.spec).map_err(ApiError::internal)?;
-        let scopes: Option<SessionScopes> =
-            run.scopes.as_deref().map(serde_json::from_str).transpose().map_err(ApiError::internal)?;
+        let scopes: Option<SessionScopes> = run
+            .scopes
+            .as_deref()
+            .map(serde_json::from_str)
+            .transpose()
+            .map_err(ApiError::internal)?;
         let delegated = scopes.unwrap_or_default().delegated;
         let policy = &self.policy;
         let dry_run = self
@@ -252,7 +291,9 @@ impl Judge {
         let judged = dry_run.judge(&spec);
         let (verdict, fields, message) = match judged.refused {
             Some(error) => (v1::DryRunVerdict::Refused, vec![error.field], error.message),
-            None if judged.changed.is_empty() => (v1::DryRunVerdict::Unchanged, Vec::new(), String::new()),
+            None if judged.changed.is_empty() => {
+                (v1::DryRunVerdict::Unchanged, Vec::new(), String::new())
+            }
             None => {
                 let fields = judged.changed.into_iter().map(str::to_owned).collect();
                 (v1::DryRunVerdict::Changed, fields, String::new())
@@ -297,17 +338,23 @@ fn target(caller: &Caller, scope: i32, name: String, access: Access) -> Result<S
                 require_scope(caller, Scope::Admin)?;
             }
             let name = validate::project("name", name)?;
-            let name = name.ok_or_else(|| ApiError::invalid("name", "required: the name of the project"))?;
+            let name =
+                name.ok_or_else(|| ApiError::invalid("name", "required: the name of the project"))?;
             Ok(own(PolicyScope::Project, name))
         }
         v1::PolicyScope::User => {
             let key: KeyId = match name.as_str() {
                 "" => caller.key,
-                name => name.parse().map_err(|_| ApiError::invalid("name", "must be the id of a key"))?,
+                name => name
+                    .parse()
+                    .map_err(|_| ApiError::invalid("name", "must be the id of a key"))?,
             };
             match access {
                 Access::Write if key != caller.key => {
-                    return Err(ApiError::invalid("name", "a key sets only its own policy; leave it out"));
+                    return Err(ApiError::invalid(
+                        "name",
+                        "a key sets only its own policy; leave it out",
+                    ));
                 }
                 Access::Read if key != caller.key => require_scope(caller, Scope::Admin)?,
                 Access::Read | Access::Write => {}
@@ -327,7 +374,9 @@ fn version(field: &str, number: i64) -> Result<Option<i64>, ApiError> {
 }
 
 fn expected(number: Option<i64>) -> Result<Option<i64>, ApiError> {
-    number.map(|number| version("expected_version", number).map(Option::unwrap_or_default)).transpose()
+    number
+        .map(|number| version("expected_version", number).map(Option::unwrap_or_default))
+        .transpose()
 }
 
 fn named(of: &ScopeRef) -> v1::ScopePolicy {

@@ -1,4 +1,5 @@
-//! Decisions about the changes of a run that wait for one. The worker that holds the session makes them.
+//! Decisions about the changes of a run that wait for one. The worker that holds the session makes
+//! them.
 
 use std::sync::Arc;
 
@@ -7,7 +8,8 @@ use codelia_types::{ChangesState, Reason};
 
 use crate::{context::Context, error::ApiError, files::SessionRoute};
 
-/// Applies or drops the changes of a run. Repeating a decision succeeds; another one does not change it.
+/// Applies or drops the changes of a run. Repeating a decision succeeds; another one does not
+/// change it.
 pub(crate) async fn decide(
     context: &Arc<Context>,
     caller: &Caller,
@@ -18,7 +20,8 @@ pub(crate) async fn decide(
         return decided(run, apply);
     }
     let (context, tenant) = (context.clone(), caller.tenant.clone());
-    let route = SessionRoute { context, tenant, session: SessionRef::Id(run.session), writes: apply };
+    let route =
+        SessionRoute { context, tenant, session: SessionRef::Id(run.session), writes: apply };
     route.decide_changes(run.id, apply, caller.key).await?;
     let found = route.context.store.run_get(&caller.tenant, run.id).await?;
     decided(found.ok_or_else(|| ApiError::not_found("run", run.id))?, apply)

@@ -23,7 +23,8 @@ use crate::{
     server::request::Deadline,
     sessions::lookup,
     stream::{
-        self, EVENT_BUFFER, EventStreamer, ExecInput, ExecOpening, ExecStream, read_opening, response_events,
+        self, EVENT_BUFFER, EventStreamer, ExecInput, ExecOpening, ExecStream, read_opening,
+        response_events,
     },
     wire::{
         paging::Page,
@@ -52,13 +53,17 @@ impl Runs {
 
     fn offer(&self, run: &Run) -> JoinHandle<()> {
         let (context, session, mode) = (self.context.clone(), run.session, run.spec.mode);
-        task::background("offer", async move { drop(context.worker_calls.offer(session, mode).await) })
+        task::background(
+            "offer",
+            async move { drop(context.worker_calls.offer(session, mode).await) },
+        )
     }
 
     /// Finds a run, which must belong to the session in its name.
     async fn find(&self, caller: &Caller, name: RunName) -> Result<Run, ApiError> {
         let not_found = || ApiError::not_found("run", name.run);
-        let run = self.context.store.run_get(&caller.tenant, name.run).await?.ok_or_else(not_found)?;
+        let run =
+            self.context.store.run_get(&caller.tenant, name.run).await?.ok_or_else(not_found)?;
         let belongs = match name.session {
             SessionSelector::Any => true,
             SessionSelector::One(SessionRef::Id(id)) => id == run.session,
@@ -69,7 +74,11 @@ impl Runs {
         if belongs { Ok(run) } else { Err(not_found()) }
     }
 
-    async fn session_id(&self, caller: &Caller, session: &SessionRef) -> Result<Option<SessionId>, ApiError> {
+    async fn session_id(
+        &self,
+        caller: &Caller,
+        session: &SessionRef,
+    ) -> Result<Option<SessionId>, ApiError> {
         let found = self.context.store.session_spec(&caller.tenant, session).await?;
         Ok(found.map(|(id, _)| id))
     }
@@ -129,21 +138,32 @@ impl Runs {
             return Err(not_running());
         };
         let known = self.context.worker_calls.signal(address, run.id, signal).await;
-        match known.map_err(|error| ApiError::unavailable(format!("signal at {address}: {error}")))? {
+        match known
+            .map_err(|error| ApiError::unavailable(format!("signal at {address}: {error}")))?
+        {
             true => Ok(run),
             false => Err(not_running()),
         }
     }
 
     /// Applies or drops the changes of a run that wait for a decision.
-    async fn decide_changes(&self, caller: &Caller, name: &str, apply: bool) -> Result<v1::Run, ApiError> {
+    async fn decide_changes(
+        &self,
+        caller: &Caller,
+        name: &str,
+        apply: bool,
+    ) -> Result<v1::Run, ApiError> {
         let run = self.find(caller, resource_name::run("name", name)?).await?;
         let run = held_changes::decide(&self.context, caller, run, apply).await?;
         Ok(shown(caller, &run, to_proto::run(&run)))
     }
 
     /// Finds the run that a watch request names, and the position to send output from.
-    async fn watched(&self, caller: &Caller, wire: v1::WatchRunRequest) -> Result<(Run, i64), ApiError> {
+    async fn watched(
+        &self,
+        caller: &Caller,
+        wire: v1::WatchRunRequest,
+    ) -> Result<(Run, i64), ApiError> {
         let name = resource_name::run("name", &wire.name)?;
         let position = validate::position(wire.position)?;
         Ok((self.find(caller, name).await?, position))
@@ -168,7 +188,10 @@ impl Runs {
             ExecOpening::Attach(wire) => {
                 let caller = admitted.check().await?;
                 if wire.stored_only {
-                    return Err(ApiError::invalid("attach.stored_only", "only for WatchRun; leave it unset"));
+                    return Err(ApiError::invalid(
+                        "attach.stored_only",
+                        "only for WatchRun; leave it unset",
+                    ));
                 }
                 let (run, position) =
                     self.watched(&caller, wire).await.map_err(|error| error.within("attach"))?;
@@ -176,9 +199,13 @@ impl Runs {
             }
         };
         let (events, receiver) = mpsc::channel(EVENT_BUFFER);
-        let streamer =
-            EventStreamer::new(self.context.clone(), caller.tenant.clone(), position, events.clone())
-                .for_operator(is_operator(&caller));
+        let streamer = EventStreamer::new(
+            self.context.clone(),
+            caller.tenant.clone(),
+            position,
+            events.clone(),
+        )
+        .for_operator(is_operator(&caller));
         let streamer = match recorded.next {
             NextStep::Nothing => streamer,
             NextStep::Push(push) => streamer.push_to(push),
@@ -186,7 +213,8 @@ impl Runs {
         }
         .owning_run(starts);
         let input = ExecInput::new(requests, &streamer, starts);
-        let exec = ExecStream { context: self.context.clone(), tenant: caller.tenant, events, deadline };
+        let exec =
+            ExecStream { context: self.context.clone(), tenant: caller.tenant, events, deadline };
         task::background("exec", exec.run(streamer, recorded.run, input));
         Ok(receiver)
     }
@@ -221,7 +249,9 @@ impl RunService for Runs {
             NextStep::Push(push) => drop(self.push(&run, push)),
             NextStep::Offer => drop(self.offer(&run)),
         }
-        Ok(Response::new(v1::StartRunResponse { run: Some(shown(&caller, &run, to_proto::run(&run))) }))
+        Ok(Response::new(v1::StartRunResponse {
+            run: Some(shown(&caller, &run, to_proto::run(&run))),
+        }))
     }
 
     async fn watch_run(
@@ -239,7 +269,8 @@ impl RunService for Runs {
             .stored_only(stored_only);
         task::background("watch", stream::watch(streamer, run, deadline));
         let events = response_events(receiver).await;
-        let events = events.map(|event| event.map(|event| v1::WatchRunResponse { event: Some(event) }));
+        let events =
+            events.map(|event| event.map(|event| v1::WatchRunResponse { event: Some(event) }));
         Ok(Response::new(Box::pin(events)))
     }
 
@@ -260,7 +291,8 @@ impl RunService for Runs {
         request: Request<v1::GetRunRequest>,
     ) -> Result<Response<v1::GetRunResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
-        let v1::GetRunRequest { name, include_env, include_usage, include_processes } = request.into_inner();
+        let v1::GetRunRequest { name, include_env, include_usage, include_processes } =
+            request.into_inner();
         let name = resource_name::run("name", &name)?;
         if include_env {
             auth::require_scope(&caller, Scope::Admin)?;
@@ -270,7 +302,8 @@ impl RunService for Runs {
         if include_usage || include_processes {
             let answer = live_usage::of(&self.context, &mut run, include_processes).await?;
             if include_usage {
-                (response.live_usage, response.live_usage_unavailable) = (answer.usage, answer.unavailable);
+                (response.live_usage, response.live_usage_unavailable) =
+                    (answer.usage, answer.unavailable);
             }
             if include_processes {
                 response.processes = answer.processes;
@@ -298,7 +331,9 @@ impl RunService for Runs {
     ) -> Result<Response<v1::CancelRunResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let run = self.cancel(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::CancelRunResponse { run: Some(shown(&caller, &run, to_proto::run(&run))) }))
+        Ok(Response::new(v1::CancelRunResponse {
+            run: Some(shown(&caller, &run, to_proto::run(&run))),
+        }))
     }
 
     async fn signal_run(
@@ -307,7 +342,9 @@ impl RunService for Runs {
     ) -> Result<Response<v1::SignalRunResponse>, Status> {
         let caller = auth::caller(request.extensions())?;
         let run = self.signal(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::SignalRunResponse { run: Some(shown(&caller, &run, to_proto::run(&run))) }))
+        Ok(Response::new(v1::SignalRunResponse {
+            run: Some(shown(&caller, &run, to_proto::run(&run))),
+        }))
     }
 
     async fn apply_changes(

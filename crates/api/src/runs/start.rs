@@ -5,7 +5,8 @@ use std::time::Instant;
 use codelia_policy::{IsolationLevel, Limit, RunSpec};
 use codelia_proto::v1;
 use codelia_store::{
-    Caller, EventKind, Grant, KeyVersion, NewApproval, NewRun, Quotas, Run, RunAdmission, SessionRef,
+    Caller, EventKind, Grant, KeyVersion, NewApproval, NewRun, Quotas, Run, RunAdmission,
+    SessionRef,
 };
 use codelia_telemetry::{Step, metrics, trace};
 use codelia_types::{ApprovalId, RunId, SessionId};
@@ -55,9 +56,9 @@ impl Runs {
         self.context.with_policy(caller, is_large, parse).await
     }
 
-    /// Parses and records a run. If the caller's key was not looked up, the statement that records the run
-    /// checks it. Any refusal is only for the owner of a valid key, so then the key is looked up, and the
-    /// run admitted as if it were new.
+    /// Parses and records a run. If the caller's key was not looked up, the statement that records
+    /// the run checks it. Any refusal is only for the owner of a valid key, so then the key is
+    /// looked up, and the run admitted as if it were new.
     pub(super) async fn start_admitted(
         &self,
         admitted: &AdmittedCaller,
@@ -115,7 +116,10 @@ impl Runs {
         move_disk_limits(&mut wire, &mut new_session)?;
         let mut session = sessions.parse(caller, new_session).await.map_err(within)?;
         if !wire.parent.is_empty() {
-            return Err(ApiError::invalid("parent", "must be empty with new_session; leave one of them out"));
+            return Err(ApiError::invalid(
+                "parent",
+                "must be empty with new_session; leave one of them out",
+            ));
         }
         // Any name, until the session has one.
         wire.parent = format!("sessions/{}", SessionId::generate());
@@ -148,16 +152,19 @@ impl Runs {
         mut request: RunRequest,
         key_version: Option<KeyVersion>,
     ) -> Result<RecordedRun, ApiError> {
-        let Context { options, store, session_cache, storage_quota, run_quota, tools, .. } = &*self.context;
+        let Context { options, store, session_cache, storage_quota, run_quota, tools, .. } =
+            &*self.context;
         let begun = Instant::now();
         let name = request.session.clone();
-        let Some((session, session_spec)) = session_cache.get(store, &caller.tenant, &name).await? else {
+        let Some((session, session_spec)) = session_cache.get(store, &caller.tenant, &name).await?
+        else {
             return Err(lookup::missing(store, &caller.tenant, &name).await);
         };
         if let Some(tool) = &request.tool {
             request.declared = Some(tools.get(store, caller, tool).await?);
         }
-        let of_tool = request.declared.as_ref().is_some_and(|tool| tool.declaration.policy.is_large());
+        let of_tool =
+            request.declared.as_ref().is_some_and(|tool| tool.declaration.policy.is_large());
         let is_large = of_tool || request.policy.is_large() || session_spec.policy.is_large();
         let upper = session_spec.clone();
         let specify = move |rules: &Rules<'_>| {
@@ -205,7 +212,8 @@ impl Runs {
                 if let Some(counted) = counted {
                     run_quota.counted(&caller.tenant, [counted.active, counted.queued], admitted);
                 }
-                let push = |incarnation| NextStep::Push(Push { incarnation, secret_env, traceparent });
+                let push =
+                    |incarnation| NextStep::Push(Push { incarnation, secret_env, traceparent });
                 let next = match run.approval {
                     Some(_) => NextStep::Nothing,
                     None => incarnation.map_or(NextStep::Offer, push),
@@ -218,7 +226,9 @@ impl Runs {
             RunAdmission::NoSession => Err(lookup::missing(store, &caller.tenant, &name).await),
             RunAdmission::SessionEnded => Err(lookup::ended(store, &caller.tenant, session).await),
             RunAdmission::SessionDataLost => Err(ApiError::session_data_lost()),
-            RunAdmission::SessionQuarantined(reason) => Err(ApiError::session_quarantined(session, &reason)),
+            RunAdmission::SessionQuarantined(reason) => {
+                Err(ApiError::session_quarantined(session, &reason))
+            }
             RunAdmission::OverQuota(quota) => Err(ApiError::quota_exceeded(quota)),
         }
     }
@@ -235,7 +245,9 @@ impl Runs {
         let Some(need) = approval_needed(spec, options, floor) else { return Ok(None) };
         let Grant { kind, host, port } = &need.grant;
         let may_be_granted = !kind.is_once_only();
-        if may_be_granted && store.approval_granted(&caller.tenant, session, &need.grant).await?.is_some() {
+        if may_be_granted
+            && store.approval_granted(&caller.tenant, session, &need.grant).await?.is_some()
+        {
             return Ok(None);
         }
         Ok(Some(NewApproval {
@@ -250,8 +262,8 @@ impl Runs {
     }
 }
 
-/// The limits of the session's files, where the request for a run in a new session has them: they are
-/// the new session's.
+/// The limits of the session's files, where the request for a run in a new session has them: they
+/// are the new session's.
 fn move_disk_limits(
     run: &mut v1::StartRunRequest,
     session: &mut v1::CreateSessionRequest,

@@ -130,7 +130,14 @@ struct Position {
 impl LimitedBody {
     pub(crate) fn new(body: Body, rules: MessageRules, permit: Option<Arc<CallPermit>>) -> Self {
         let position = Position::default();
-        Self { body, rules, permit, position, timer: Box::pin(sleep(rules.timeout)), is_waiting: false }
+        Self {
+            body,
+            rules,
+            permit,
+            position,
+            timer: Box::pin(sleep(rules.timeout)),
+            is_waiting: false,
+        }
     }
 
     /// Follows the messages in a piece of the request.
@@ -198,7 +205,10 @@ impl LimitedBody {
     fn expect(&self, length: usize, more: usize) -> Result<(), ApiError> {
         if length > self.rules.max_bytes {
             let max = self.rules.max_bytes;
-            return Err(ApiError::invalid("request", format!("maximum is {max} bytes for a message")));
+            return Err(ApiError::invalid(
+                "request",
+                format!("maximum is {max} bytes for a message"),
+            ));
         }
         self.permit.as_ref().map_or(Ok(()), |permit| permit.hold(more))
     }
@@ -207,7 +217,8 @@ impl LimitedBody {
         let at = &mut self.position;
         (at.header_bytes, at.arrived, at.has_text, at.has_message) = (0, 0, false, true);
         // A unary call holds its only message until it ends.
-        if let (Some(permit), Pace::EachMessage | Pace::EachFrame) = (&self.permit, self.rules.pace) {
+        if let (Some(permit), Pace::EachMessage | Pace::EachFrame) = (&self.permit, self.rules.pace)
+        {
             permit.release();
         }
         if self.rules.pace == Pace::EachMessage {
@@ -323,7 +334,8 @@ mod tests {
         ] {
             for size in 1..text.len() {
                 let mut body = limited(Pace::EachFrame, framing);
-                let measured = text.as_bytes().chunks(size).try_for_each(|piece| body.advance(piece));
+                let measured =
+                    text.as_bytes().chunks(size).try_for_each(|piece| body.advance(piece));
                 assert_eq!(measured.is_ok(), fits, "{text:?} in pieces of {size}");
                 assert!(body.is_timed(), "the last message is not complete");
             }

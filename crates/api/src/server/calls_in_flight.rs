@@ -44,7 +44,11 @@ impl CallsInFlight {
     }
 
     /// Opens a call. A watch is one that may stay open as long as a run.
-    pub(crate) fn open(self: &Arc<Self>, key: KeyId, is_watch: bool) -> Result<CallPermit, ApiError> {
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        key: KeyId,
+        is_watch: bool,
+    ) -> Result<CallPermit, ApiError> {
         let mut by_key = self.lock();
         let open = by_key.entry(key).or_default();
         check("max_calls_per_key", open.calls + 1, self.limits.max_calls_per_key.get())?;

@@ -69,7 +69,8 @@ impl Methods {
             for method in service.methods() {
                 let path = format!("/{}/{}", service.full_name(), method.name());
                 let declared = Method::declared(&method);
-                let undeclared = || InvalidMethods::Undeclared { method: method.full_name().to_owned() };
+                let undeclared =
+                    || InvalidMethods::Undeclared { method: method.full_name().to_owned() };
                 methods.by_path.insert(path, Arc::new(declared.ok_or_else(undeclared)?));
             }
             methods.services.push(service.full_name().to_owned());
@@ -103,7 +104,8 @@ impl Method {
     fn declared(method: &MethodDescriptor) -> Option<Self> {
         let option = method.parent_pool().get_extension_by_name(OPTION)?;
         let options = method.options();
-        let access: v1::Access = options.get_extension(&option).as_message()?.transcode_to().ok()?;
+        let access: v1::Access =
+            options.get_extension(&option).as_message()?.transcode_to().ok()?;
         let scopes = access.scopes.iter().map(|&scope| validate::scope(scope).ok());
         let scopes = scopes.collect::<Option<Vec<_>>>()?;
         let callers = match (access.any_key, scopes.is_empty()) {
@@ -173,7 +175,9 @@ mod tests {
         let run = i32::from(v1::Scope::Run);
         let of = |scopes, any_key| v1::Access { scopes, any_key, ..v1::Access::default() };
         for encoded in [
-            with_options("StartRun", |options| *options = DynamicMessage::new(options.descriptor())),
+            with_options("StartRun", |options| {
+                *options = DynamicMessage::new(options.descriptor())
+            }),
             with_options("StartRun", declare(of(Vec::new(), false))),
             with_options("StartRun", declare(of(vec![0], false))),
             with_options("StartRun", declare(of(vec![run, 99], false))),
@@ -202,7 +206,10 @@ mod tests {
     #[test]
     fn only_known_methods_become_labels() {
         let methods = Methods::load().unwrap();
-        assert_eq!(methods.label("/codelia.v1.RunService/StartRun"), "codelia.v1.RunService/StartRun");
+        assert_eq!(
+            methods.label("/codelia.v1.RunService/StartRun"),
+            "codelia.v1.RunService/StartRun"
+        );
         assert_eq!(methods.label("/codelia.v1.RunService/Invented"), "other");
     }
 
@@ -226,7 +233,8 @@ mod tests {
             let service = pool.get_service_by_name(service).unwrap();
             service.methods().any(|method| method.name() == name && method.is_server_streaming())
         };
-        let open: Vec<_> = methods.paths().filter(|path| methods.get(path).unwrap().stays_open).collect();
+        let open: Vec<_> =
+            methods.paths().filter(|path| methods.get(path).unwrap().stays_open).collect();
         assert!(!open.is_empty() && open.iter().all(is_stream), "{open:?}");
     }
 }

@@ -70,7 +70,8 @@ impl RateLimits {
 
 /// The tenant calls too often.
 fn limited(delay: Duration) -> ApiError {
-    let message = format!("quota `requests_per_second` reached; retry in {} ms", delay.as_millis().max(1));
+    let message =
+        format!("quota `requests_per_second` reached; retry in {} ms", delay.as_millis().max(1));
     ApiError::new(Reason::RateLimited, message).of_quota("requests_per_second").retry_after(delay)
 }
 

@@ -1,5 +1,5 @@
-//! The outermost layer of every call: request id, span, deadline, metrics, access log, and one error
-//! for requests that the transport cannot decode.
+//! The outermost layer of every call: request id, span, deadline, metrics, access log, and one
+//! error for requests that the transport cannot decode.
 
 use std::{
     convert::Infallible,
@@ -50,7 +50,8 @@ impl Deadline {
     }
 
     fn from_headers(headers: &HeaderMap) -> Self {
-        let after = headers.get("grpc-timeout").and_then(|value| parse_timeout(value.to_str().ok()?));
+        let after =
+            headers.get("grpc-timeout").and_then(|value| parse_timeout(value.to_str().ok()?));
         Self(after.map(|after| Instant::now() + after.saturating_sub(DEADLINE_MARGIN)))
     }
 }
@@ -135,7 +136,10 @@ pub(crate) struct RequestService<S> {
 
 impl<S> Service<Request<Body>> for RequestService<S>
 where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
     S::Future: Send,
 {
     type Response = Response<Body>;
@@ -148,7 +152,8 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let started = Instant::now();
-        let (id, deadline) = (request_id(request.headers()), Deadline::from_headers(request.headers()));
+        let (id, deadline) =
+            (request_id(request.headers()), Deadline::from_headers(request.headers()));
         let path = request.uri().path().to_owned();
         let span = tracing::info_span!(
             "request",
@@ -226,7 +231,8 @@ mod tests {
 
     #[test]
     fn printable_request_id_is_kept() {
-        let with = |id: &str| HeaderMap::from_iter([(REQUEST_ID.parse().unwrap(), id.parse().unwrap())]);
+        let with =
+            |id: &str| HeaderMap::from_iter([(REQUEST_ID.parse().unwrap(), id.parse().unwrap())]);
         assert_eq!(request_id(&with("abc-1")), "abc-1");
         assert_ne!(request_id(&with("a b")), "a b");
         assert_eq!(request_id(&with(&"a".repeat(129))).len(), 36);

@@ -162,8 +162,13 @@ impl Service {
         for identity in self.certificates {
             tasks.critical("certificates", identity.follow());
         }
-        let serving =
-            codelia_server::serve(self.listener, self.transport, service, self.connections, shutdown.clone());
+        let serving = codelia_server::serve(
+            self.listener,
+            self.transport,
+            service,
+            self.connections,
+            shutdown.clone(),
+        );
         let lifetime = Lifetime {
             shutdown,
             grace: options.shutdown_grace,
@@ -183,7 +188,11 @@ struct Lifetime {
 
 impl Lifetime {
     /// Serves until shutdown or until a task fails, then drains. Dropping `tasks` stops them.
-    async fn run(self, serving: impl Future<Output = ()>, mut tasks: CriticalTasks) -> Result<(), Error> {
+    async fn run(
+        self,
+        serving: impl Future<Output = ()>,
+        mut tasks: CriticalTasks,
+    ) -> Result<(), Error> {
         let mut serving = pin!(serving);
         tokio::select! {
             () = &mut serving => return Ok(()),
@@ -196,7 +205,10 @@ impl Lifetime {
         if timeout(self.grace, &mut serving).await.is_ok() {
             return Ok(());
         }
-        tracing::info!(grace_seconds = self.grace.as_secs_f64(), "shutdown grace over, ending open streams");
+        tracing::info!(
+            grace_seconds = self.grace.as_secs_f64(),
+            "shutdown grace over, ending open streams"
+        );
         self.stop_streams.cancel();
         if timeout(CLOSE_TIMEOUT, &mut serving).await.is_err() {
             tracing::debug!("connections are still open");
@@ -223,7 +235,10 @@ fn start_maintenance(
     if let Some(webhook) = webhook {
         tasks.critical("alerts", alerts::send(webhook, context.store.clone()));
     }
-    tasks.critical("sweep", sweep(context.store.clone(), context.options.retention, shutdown.clone()));
+    tasks.critical(
+        "sweep",
+        sweep(context.store.clone(), context.options.retention, shutdown.clone()),
+    );
     tasks
 }
 
@@ -251,7 +266,10 @@ fn api_routes(context: &Arc<Context>) -> Routes {
         .add_service(RunServiceServer::new(Runs { context: context.clone() }))
         .add_service(FileServiceServer::new(Files { context: context.clone() }))
         .add_service(ApprovalServiceServer::new(Approvals { context: context.clone() }))
-        .add_service(AuditServiceServer::new(AuditEvents { context: context.clone(), check: Arc::default() }))
+        .add_service(AuditServiceServer::new(AuditEvents {
+            context: context.clone(),
+            check: Arc::default(),
+        }))
         .add_service(PolicyServiceServer::new(Policies { context: context.clone() }))
         .add_service(AdminServiceServer::new(Admin { context: context.clone() }))
         .add_service(InfoServiceServer::new(Info { context: context.clone() }))
@@ -292,7 +310,10 @@ mod tests {
         let stop_streams = lifetime.stop_streams.clone();
         tasks.critical("sweep", async { panic!("broken") });
         let ended = lifetime.run(pending(), tasks).await;
-        assert!(matches!(ended, Err(Error::CriticalTask(CriticalTaskEnded { name: "sweep" }))), "{ended:?}");
+        assert!(
+            matches!(ended, Err(Error::CriticalTask(CriticalTaskEnded { name: "sweep" }))),
+            "{ended:?}"
+        );
         assert!(stop_streams.is_cancelled(), "open streams end with the server");
     }
 
@@ -301,7 +322,10 @@ mod tests {
         let tasks = CriticalTasks::default();
         tasks.critical("health", async {});
         let ended = lifetime().run(pending(), tasks).await;
-        assert!(matches!(ended, Err(Error::CriticalTask(CriticalTaskEnded { name: "health" }))), "{ended:?}");
+        assert!(
+            matches!(ended, Err(Error::CriticalTask(CriticalTaskEnded { name: "health" }))),
+            "{ended:?}"
+        );
     }
 
     #[tokio::test(start_paused = true)]

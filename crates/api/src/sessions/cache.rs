@@ -42,7 +42,12 @@ impl SessionCache {
     }
 
     /// Remembers the spec of a session.
-    pub(crate) fn insert(&self, tenant: &TenantId, id: SessionId, spec: SessionSpec) -> Arc<SessionSpec> {
+    pub(crate) fn insert(
+        &self,
+        tenant: &TenantId,
+        id: SessionId,
+        spec: SessionSpec,
+    ) -> Arc<SessionSpec> {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         if entries.len() >= MAX_ENTRIES {
             entries.clear();

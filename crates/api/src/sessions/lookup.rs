@@ -1,5 +1,5 @@
-//! Finds sessions by name, and explains why a name finds none: nothing has that name, or the session
-//! has ended.
+//! Finds sessions by name, and explains why a name finds none: nothing has that name, or the
+//! session has ended.
 
 use codelia_proto::timestamp_to_proto;
 use codelia_store::{Session, SessionEndReason, SessionRef, Store};
@@ -9,7 +9,11 @@ use time::OffsetDateTime;
 use crate::{error::ApiError, wire::resource_name};
 
 /// Returns a session. An ended one is found by its id only.
-pub(crate) async fn find(store: &Store, tenant: &TenantId, name: &SessionRef) -> Result<Session, ApiError> {
+pub(crate) async fn find(
+    store: &Store,
+    tenant: &TenantId,
+    name: &SessionRef,
+) -> Result<Session, ApiError> {
     match store.session_get(tenant, name).await? {
         Some(session) => Ok(session),
         None => Err(missing(store, tenant, name).await),
@@ -49,7 +53,8 @@ impl ApiError {
 
     /// The files of the session are lost.
     pub(crate) fn session_data_lost() -> Self {
-        let message = "the session's files are lost or their worker is unavailable; create a new session";
+        let message =
+            "the session's files are lost or their worker is unavailable; create a new session";
         Self::new(Reason::SessionDataLost, message)
     }
 
@@ -63,7 +68,12 @@ impl ApiError {
     }
 }
 
-fn ended_error(id: SessionId, alias: Option<&str>, reason: SessionEndReason, at: OffsetDateTime) -> ApiError {
+fn ended_error(
+    id: SessionId,
+    alias: Option<&str>,
+    reason: SessionEndReason,
+    at: OffsetDateTime,
+) -> ApiError {
     let why = match reason {
         SessionEndReason::Closed => "it was closed",
         SessionEndReason::Expired => "it reached its expire_time",
@@ -87,7 +97,8 @@ mod tests {
     #[test]
     fn ended_session_says_when_and_why() {
         let id = SessionId(uuid::Uuid::nil());
-        let error = ended_error(id, Some("dev"), SessionEndReason::Idle, OffsetDateTime::UNIX_EPOCH);
+        let error =
+            ended_error(id, Some("dev"), SessionEndReason::Idle, OffsetDateTime::UNIX_EPOCH);
         assert_eq!(
             error.text(),
             "session \"dev\" ended at 1970-01-01T00:00:00Z: it was idle for its idle_ttl; create a new one"

@@ -11,8 +11,8 @@ use std::{
 use codelia_policy::{FlagSubject, NetworkPolicy, Policy};
 use codelia_proto::v1::{self, session_service_server::SessionService};
 use codelia_store::{
-    Caller, EventKind, NewSession, Session, SessionChange, SessionCreated, SessionFilter, SessionRef,
-    SessionSpec, SessionState, SessionVolumes, WorkerCandidate,
+    Caller, EventKind, NewSession, Session, SessionChange, SessionCreated, SessionFilter,
+    SessionRef, SessionSpec, SessionState, SessionVolumes, WorkerCandidate,
 };
 use codelia_telemetry::task;
 use codelia_types::{Reason, SessionId};
@@ -85,7 +85,11 @@ impl Sessions {
         }
     }
 
-    async fn admit(&self, caller: &Caller, request: SessionRequest) -> Result<CreatedSession, ApiError> {
+    async fn admit(
+        &self,
+        caller: &Caller,
+        request: SessionRequest,
+    ) -> Result<CreatedSession, ApiError> {
         let Context { options, store, session_cache, session_quota, storage_quota, flags, .. } =
             &*self.context;
         storage_quota.check_files(store, caller).await?;
@@ -99,7 +103,8 @@ impl Sessions {
             let rules = &rules.under(scopes);
             let spec = request.to_flagged_spec(rules, &choice);
             let spec = spec.map_err(|error| (request.refused_by(rules, &choice, &error), error));
-            let hash = request.idempotency_key.as_ref().map(|_| fingerprint(&request)).transpose()?;
+            let hash =
+                request.idempotency_key.as_ref().map(|_| fingerprint(&request)).transpose()?;
             Ok((spec, hash, request))
         };
         let (spec, hash, request) = self.context.with_policy(caller, is_large, admit).await?;
@@ -117,7 +122,10 @@ impl Sessions {
             ttl: request.ttl.unwrap_or(options.session_ttl),
             idle_ttl: request.idle_ttl,
             allow_data_loss: request.allow_data_loss,
-            idempotency: request.idempotency_key.as_deref().zip(hash.as_ref().map(<[_; 32]>::as_slice)),
+            idempotency: request
+                .idempotency_key
+                .as_deref()
+                .zip(hash.as_ref().map(<[_; 32]>::as_slice)),
             check_quota: session_quota.must_count(&caller.tenant, [caller.quotas.sessions]),
         };
         let begun = Instant::now();
@@ -173,8 +181,9 @@ impl Sessions {
     async fn offer(&self, mut session: Session, candidates: Vec<WorkerCandidate>) -> Session {
         let (context, id) = (self.context.clone(), session.id);
         // A task, so that the offer continues after the timeout.
-        let offer =
-            task::background("offer", async move { context.worker_calls.offer_new(id, candidates).await });
+        let offer = task::background("offer", async move {
+            context.worker_calls.offer_new(id, candidates).await
+        });
         if let Ok(Ok(Some((worker, epoch)))) = tokio::time::timeout(OFFER_TIMEOUT, offer).await {
             session.holder = Some(worker);
             session.lease_epoch = epoch;
@@ -207,19 +216,29 @@ impl Sessions {
         Ok(v1::ListSessionsResponse { sessions, next_page_token })
     }
 
-    async fn extend(&self, caller: &Caller, wire: v1::ExtendSessionRequest) -> Result<Session, ApiError> {
+    async fn extend(
+        &self,
+        caller: &Caller,
+        wire: v1::ExtendSessionRequest,
+    ) -> Result<Session, ApiError> {
         let Context { options, store, .. } = &*self.context;
         let name = resource_name::session("name", &wire.name)?;
         let ttl = validate::ttl("ttl", wire.ttl, options.max_session_ttl)?;
         let ttl = ttl.ok_or_else(|| ApiError::invalid("ttl", "required"))?;
         let session = lookup::find(store, &caller.tenant, &name).await?;
-        if let Some(session) = store.session_extend(&caller.tenant, &SessionRef::Id(session.id), ttl).await? {
+        if let Some(session) =
+            store.session_extend(&caller.tenant, &SessionRef::Id(session.id), ttl).await?
+        {
             return Ok(session);
         }
         Err(ApiError::session_ended(&session))
     }
 
-    async fn update(&self, caller: &Caller, wire: v1::UpdateSessionRequest) -> Result<Session, ApiError> {
+    async fn update(
+        &self,
+        caller: &Caller,
+        wire: v1::UpdateSessionRequest,
+    ) -> Result<Session, ApiError> {
         let Context { options, store, .. } = &*self.context;
         let name = resource_name::session("name", &wire.name)?;
         let mut wire = wire;
@@ -239,8 +258,8 @@ impl Sessions {
         }
     }
 
-    /// The network policy of a session after a change, within the policies of the installation and the
-    /// tenant.
+    /// The network policy of a session after a change, within the policies of the installation and
+    /// the tenant.
     async fn network(
         &self,
         caller: &Caller,
@@ -250,8 +269,9 @@ impl Sessions {
         let session = lookup::find(&self.context.store, &caller.tenant, name).await?;
         let wire = v1::Policy { network: Some(wire), ..v1::Policy::default() };
         let scopes = ScopePolicies::of_session(&self.context.store, &session).await?;
-        let is_large =
-            validate::is_large_policy(Some(&wire)) || session.spec.policy.is_large() || scopes.is_large();
+        let is_large = validate::is_large_policy(Some(&wire))
+            || session.spec.policy.is_large()
+            || scopes.is_large();
         let change = move |rules: &Rules<'_>| {
             let rules = rules.under(scopes);
             let requested = validate::policy(Some(wire), &rules.ceilings)?.network;
@@ -272,12 +292,19 @@ impl Sessions {
         };
         if let Some(address) = session.holder_address.clone() {
             let (context, id) = (self.context.clone(), session.id);
-            task::background("close", async move { context.worker_calls.close(&address, id).await });
+            task::background(
+                "close",
+                async move { context.worker_calls.close(&address, id).await },
+            );
         }
         Ok(session)
     }
 
-    async fn release(&self, caller: &Caller, wire: v1::ReleaseSessionRequest) -> Result<Session, ApiError> {
+    async fn release(
+        &self,
+        caller: &Caller,
+        wire: v1::ReleaseSessionRequest,
+    ) -> Result<Session, ApiError> {
         let name = resource_name::session("name", &wire.name)?;
         let reason = validate::reason(wire.reason)?;
         let store = &self.context.store;
@@ -315,7 +342,8 @@ fn session_change(
     has_network: bool,
     max_ttl: Duration,
 ) -> Result<SessionChange, ApiError> {
-    let v1::UpdateSessionRequest { name: _, update_mask, alias, labels, ttl, idle_ttl, network: _ } = wire;
+    let v1::UpdateSessionRequest { name: _, update_mask, alias, labels, ttl, idle_ttl, network: _ } =
+        wire;
     let paths = update_mask.unwrap_or_default().paths;
     let fields = [
         ("alias", !alias.is_empty()),
@@ -334,7 +362,8 @@ fn session_change(
         return Err(ApiError::invalid("update_mask", "must name at least one field to change"));
     }
     let is_named = |field: &str| paths.iter().any(|path| path == field);
-    if let Some((field, _)) = fields.into_iter().find(|(field, is_set)| *is_set && !is_named(field)) {
+    if let Some((field, _)) = fields.into_iter().find(|(field, is_set)| *is_set && !is_named(field))
+    {
         return Err(ApiError::invalid(field, "is set but not in update_mask; add it or clear it"));
     }
     let (alias, labels) = (validate::alias(alias)?, validate::labels(labels)?);
@@ -429,7 +458,11 @@ mod tests {
     fn change(paths: &[&str], set: v1::UpdateSessionRequest) -> Result<SessionChange, ApiError> {
         let paths = paths.iter().map(|&path| path.to_owned()).collect();
         let update_mask = Some(prost_types::FieldMask { paths });
-        session_change(v1::UpdateSessionRequest { update_mask, ..set }, false, Duration::from_secs(60))
+        session_change(
+            v1::UpdateSessionRequest { update_mask, ..set },
+            false,
+            Duration::from_secs(60),
+        )
     }
 
     #[test]

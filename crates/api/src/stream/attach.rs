@@ -9,7 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_proto::internal::v1::{Attach, AttachRunRequest, AttachRunResponse, attach_run_request::Kind};
+use codelia_proto::internal::v1::{
+    Attach, AttachRunRequest, AttachRunResponse, attach_run_request::Kind,
+};
 use codelia_store::Run;
 use codelia_telemetry::{Step, backoff::Backoff, metrics};
 use tokio::{
@@ -49,7 +51,13 @@ pub(crate) struct Attacher {
 
 impl Attacher {
     pub(crate) fn new(context: Arc<Context>) -> Self {
-        Self { context, input: watch::Sender::new(None), owner: Arc::default(), push: None, offer: None }
+        Self {
+            context,
+            input: watch::Sender::new(None),
+            owner: Arc::default(),
+            push: None,
+            offer: None,
+        }
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
@@ -90,8 +98,13 @@ impl Attacher {
         true
     }
 
-    /// Attaches from `position` on; `None` if the worker cannot be reached or does not know the run.
-    pub(crate) async fn attach(&mut self, run: &Run, position: i64) -> Option<Streaming<AttachRunResponse>> {
+    /// Attaches from `position` on; `None` if the worker cannot be reached or does not know the
+    /// run.
+    pub(crate) async fn attach(
+        &mut self,
+        run: &Run,
+        position: i64,
+    ) -> Option<Streaming<AttachRunResponse>> {
         let address = run.worker_address.as_deref()?;
         let mut retry = RetryDelay::default();
         for _ in 0..MAX_ATTEMPTS {
@@ -99,7 +112,11 @@ impl Attacher {
             let (started, pushes) = (Instant::now(), self.push.is_some());
             let traceparent = self.push.as_ref().and_then(|push| push.traceparent.clone());
             input.try_send(self.request(run, position)).ok()?;
-            match self.context.worker_calls.attach(address, ReceiverStream::new(requests), traceparent).await
+            match self
+                .context
+                .worker_calls
+                .attach(address, ReceiverStream::new(requests), traceparent)
+                .await
             {
                 Ok(stream) => {
                     if pushes {

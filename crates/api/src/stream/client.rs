@@ -34,7 +34,11 @@ impl<E: Into<ApiError>> From<E> for StreamError {
 }
 
 /// Waits until the client disconnects, its deadline passes or the server stops.
-pub(crate) async fn stopped(context: &Context, events: &EventSender, deadline: Deadline) -> StreamError {
+pub(crate) async fn stopped(
+    context: &Context,
+    events: &EventSender,
+    deadline: Deadline,
+) -> StreamError {
     tokio::select! {
         () = events.closed() => StreamError::ClientGone,
         () = deadline.passed() => StreamError::Failed(ApiError::deadline_exceeded()),

@@ -46,7 +46,12 @@ pub(crate) struct Delivery {
 
 impl Delivery {
     /// Sends output from `position` on.
-    pub(crate) fn new(context: Arc<Context>, tenant: TenantId, position: i64, events: EventSender) -> Self {
+    pub(crate) fn new(
+        context: Arc<Context>,
+        tenant: TenantId,
+        position: i64,
+        events: EventSender,
+    ) -> Self {
         Self {
             context,
             tenant,
@@ -125,7 +130,8 @@ impl Delivery {
         self.assigned(to_proto::assigned(run)).await?;
         self.started(run, to_proto::started(run)).await?;
         if !self.stored_output(run.id, run.output_bytes()).await? {
-            let message = "the output of the run was deleted after its retention; `GetRun` has the result";
+            let message =
+                "the output of the run was deleted after its retention; `GetRun` has the result";
             return Err(ApiError::new(Reason::OutputExpired, message).into());
         }
         if let Some(result) = run.result() {
@@ -155,9 +161,12 @@ impl Delivery {
                 self.assigned(to_proto::assigned(run)).await?;
                 self.started(run, Some(started)).await?;
             }
-            Some(Kind::Output(_) | Kind::OutputTruncated(_) | Kind::Violation(_) | Kind::NearLimit(_))
-                if !self.sent.started =>
-            {
+            Some(
+                Kind::Output(_)
+                | Kind::OutputTruncated(_)
+                | Kind::Violation(_)
+                | Kind::NearLimit(_),
+            ) if !self.sent.started => {
                 return Ok(false);
             }
             Some(Kind::Violation(violation)) => {
@@ -171,17 +180,25 @@ impl Delivery {
                 self.approval_needed(approval).await?;
             }
             // `begin` and `finish` send these.
-            Some(Kind::Queued(_) | Kind::Waiting(_) | Kind::ApprovalNeeded(_) | Kind::Finished(_)) | None => {
-            }
+            Some(
+                Kind::Queued(_) | Kind::Waiting(_) | Kind::ApprovalNeeded(_) | Kind::Finished(_),
+            )
+            | None => {}
         }
         Ok(true)
     }
 
     /// Sends stored output up to `end`; returns `false` if the store does not have all of it.
-    pub(crate) async fn stored_output(&mut self, run: RunId, end: i64) -> Result<bool, StreamError> {
+    pub(crate) async fn stored_output(
+        &mut self,
+        run: RunId,
+        end: i64,
+    ) -> Result<bool, StreamError> {
         while self.cursor < end {
             let start = self.cursor;
-            for chunk in self.context.store.output_read(&self.tenant, run, start, READ_BYTES).await? {
+            for chunk in
+                self.context.store.output_read(&self.tenant, run, start, READ_BYTES).await?
+            {
                 self.output(to_proto::output(chunk)).await?;
             }
             if self.cursor == start {
@@ -192,7 +209,11 @@ impl Delivery {
     }
 
     /// Sends output of the worker, after the stored output before it.
-    async fn worker_output(&mut self, run: &Run, output: v1::OutputEvent) -> Result<bool, StreamError> {
+    async fn worker_output(
+        &mut self,
+        run: &Run,
+        output: v1::OutputEvent,
+    ) -> Result<bool, StreamError> {
         let start = output::start_position(&output);
         let limit = i64::try_from(run.spec.limits.output_bytes).unwrap_or(i64::MAX);
         if !self.stored_output(run.id, start.min(limit)).await? {
@@ -223,7 +244,11 @@ impl Delivery {
         }
     }
 
-    async fn started(&mut self, run: &Run, event: Option<v1::StartedEvent>) -> Result<(), StreamError> {
+    async fn started(
+        &mut self,
+        run: &Run,
+        event: Option<v1::StartedEvent>,
+    ) -> Result<(), StreamError> {
         match event {
             Some(event) if !std::mem::replace(&mut self.sent.started, true) => {
                 tracing::debug!(run = %run.id, "run started");
@@ -241,7 +266,11 @@ impl Delivery {
     }
 
     /// Sends a violation unless it was sent: a worker repeats all of them on each attach.
-    async fn violation(&mut self, index: usize, event: v1::ViolationEvent) -> Result<(), StreamError> {
+    async fn violation(
+        &mut self,
+        index: usize,
+        event: v1::ViolationEvent,
+    ) -> Result<(), StreamError> {
         if index < self.sent.violations {
             return Ok(());
         }
@@ -260,6 +289,9 @@ impl Delivery {
     }
 
     async fn send(&self, kind: Kind) -> Result<(), StreamError> {
-        self.events.send(Ok(v1::RunEvent { kind: Some(kind) })).await.map_err(|_| StreamError::ClientGone)
+        self.events
+            .send(Ok(v1::RunEvent { kind: Some(kind) }))
+            .await
+            .map_err(|_| StreamError::ClientGone)
     }
 }

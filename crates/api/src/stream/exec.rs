@@ -51,7 +51,9 @@ pub(crate) enum ExecOpening {
 }
 
 /// Reads the first message.
-pub(crate) async fn read_opening(requests: &mut Streaming<v1::ExecRequest>) -> Result<ExecOpening, ApiError> {
+pub(crate) async fn read_opening(
+    requests: &mut Streaming<v1::ExecRequest>,
+) -> Result<ExecOpening, ApiError> {
     let missing = || ApiError::invalid("start", "the first message must be `start` or `attach`");
     let first = timeout(FIRST_MESSAGE_TIMEOUT, requests.message()).await.map_err(|_| missing())?;
     let first = first.map_err(|status| request::undecodable(&status).unwrap_or_else(missing))?;
@@ -106,13 +108,18 @@ pub(crate) struct ExecInput {
 }
 
 impl ExecInput {
-    pub(crate) fn new(requests: Streaming<v1::ExecRequest>, streamer: &EventStreamer, starts: bool) -> Self {
+    pub(crate) fn new(
+        requests: Streaming<v1::ExecRequest>,
+        streamer: &EventStreamer,
+        starts: bool,
+    ) -> Self {
         let (worker, owner) = streamer.input();
         let buffer = VecDeque::new();
         Self { requests, worker, owner, starts, is_open: true, is_detached: false, buffer }
     }
 
-    /// Forwards inputs in order until there are no more. Cancel-safe: may be dropped and called again.
+    /// Forwards inputs in order until there are no more. Cancel-safe: may be dropped and called
+    /// again.
     async fn forward(&mut self) -> Result<(), ApiError> {
         loop {
             tokio::select! {
@@ -125,7 +132,10 @@ impl ExecInput {
         }
     }
 
-    fn receive(&mut self, message: Result<Option<v1::ExecRequest>, Status>) -> Result<(), ApiError> {
+    fn receive(
+        &mut self,
+        message: Result<Option<v1::ExecRequest>, Status>,
+    ) -> Result<(), ApiError> {
         match message {
             Ok(Some(message)) => {
                 let kind = parse_input(message)?;
@@ -191,7 +201,8 @@ impl ExecStream {
     pub(crate) async fn run(self, streamer: EventStreamer, run: Run, mut input: ExecInput) {
         let _open = OpenStream::count();
         let id = run.id;
-        // Kept until the end: dropping it closes the worker's stream, which ends a run that it owns.
+        // Kept until the end: dropping it closes the worker's stream, which ends a run that it
+        // owns.
         let mut streaming = pin!(streamer.stream(run));
         let end = tokio::select! {
             end = &mut streaming => end,
@@ -210,7 +221,9 @@ impl ExecStream {
         }
         input.read_last().await;
         if !input.is_detached {
-            if let Err(error) = cancel_run(&self.context, &self.tenant, run, &Cancellation::default()).await {
+            if let Err(error) =
+                cancel_run(&self.context, &self.tenant, run, &Cancellation::default()).await
+            {
                 tracing::warn!(%run, %error, "cannot cancel run of a disconnected client");
             }
         } else if input.owner.load(Ordering::Relaxed) {
@@ -224,8 +237,9 @@ impl ExecStream {
     async fn send_detach(self, run: RunId, mut input: ExecInput) {
         let Ok(Some(run)) = self.context.store.run_get(&self.tenant, run).await else { return };
         let (events, mut discarded) = mpsc::channel(EVENT_BUFFER);
-        let streamer = EventStreamer::new(self.context.clone(), self.tenant, run.output_bytes(), events)
-            .owning_run(true);
+        let streamer =
+            EventStreamer::new(self.context.clone(), self.tenant, run.output_bytes(), events)
+                .owning_run(true);
         (input.worker, input.owner) = streamer.input();
         let send = async {
             let sent = input.forward().await;
@@ -271,7 +285,11 @@ mod tests {
         let worker = watch::Sender::new(None);
         let mut receiver = worker.subscribe();
         let (_, received) = tokio::join!(
-            async { reserve(&mut receiver).await.map(|permit| permit.send(AttachRunRequest { kind: None })) },
+            async {
+                reserve(&mut receiver)
+                    .await
+                    .map(|permit| permit.send(AttachRunRequest { kind: None }))
+            },
             async {
                 let (broken, _) = mpsc::channel(1);
                 worker.send_replace(Some(broken));

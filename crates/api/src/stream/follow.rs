@@ -45,7 +45,12 @@ pub(crate) struct EventStreamer {
 
 impl EventStreamer {
     /// Streams to a client that wants output from `position` on.
-    pub(crate) fn new(context: Arc<Context>, tenant: TenantId, position: i64, events: EventSender) -> Self {
+    pub(crate) fn new(
+        context: Arc<Context>,
+        tenant: TenantId,
+        position: i64,
+        events: EventSender,
+    ) -> Self {
         let delivery = Delivery::new(context.clone(), tenant, position, events);
         Self { attacher: Attacher::new(context), delivery, stored_only: false }
     }
@@ -123,7 +128,9 @@ impl EventStreamer {
 
     async fn follow(&mut self, run: &Run) -> Result<Followed, StreamError> {
         let start = self.delivery.cursor();
-        let Some(mut stream) = self.attacher.attach(run, start).await else { return Ok(Followed::Nothing) };
+        let Some(mut stream) = self.attacher.attach(run, start).await else {
+            return Ok(Followed::Nothing);
+        };
         let ended = self.forward(run, &mut stream).await?;
         self.attacher.close_input();
         Ok(match ended {
@@ -151,7 +158,9 @@ impl EventStreamer {
                 }
             };
             let is_complete = match message.kind {
-                Some(Kind::Event(event)) => self.delivery.worker_event(run, event, &mut violations).await?,
+                Some(Kind::Event(event)) => {
+                    self.delivery.worker_event(run, event, &mut violations).await?
+                }
                 Some(Kind::StoredUntil(end)) => self.delivery.stored_output(run.id, end).await?,
                 Some(Kind::Committed(committed)) => return Ok(ended_run(run, committed)),
                 None => true,
@@ -169,7 +178,9 @@ fn ended_run(run: &Run, committed: Committed) -> Option<Run> {
         return None;
     }
     serde_json::from_slice(&committed.ended)
-        .inspect_err(|error| tracing::warn!(run = %run.id, %error, "worker sent an invalid run result"))
+        .inspect_err(
+            |error| tracing::warn!(run = %run.id, %error, "worker sent an invalid run result"),
+        )
         .ok()
         .and_then(|committed| run.ended(committed))
 }
@@ -178,7 +189,8 @@ fn ended_run(run: &Run, committed: Committed) -> Option<Run> {
 /// stops.
 pub(crate) async fn watch(streamer: EventStreamer, run: Run, deadline: Deadline) {
     let _open = OpenStream::count();
-    let (context, events) = (streamer.attacher.context().clone(), streamer.delivery.events().clone());
+    let (context, events) =
+        (streamer.attacher.context().clone(), streamer.delivery.events().clone());
     let end = tokio::select! {
         end = streamer.stream(run) => end,
         error = stopped(&context, &events, deadline) => Err(error),

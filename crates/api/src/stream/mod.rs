@@ -2,8 +2,8 @@
 //!
 //! `follow` reads past events from the store and new ones from the worker, `attach` connects to the
 //! worker, `deliver` sends each event once, `client` ends the stream, `output` cuts output into
-//! events, `response` sends them in few messages, `waiting` says why a run waits, `exec` forwards the
-//! client's input.
+//! events, `response` sends them in few messages, `waiting` says why a run waits, `exec` forwards
+//! the client's input.
 //!
 //! The store is authoritative: a worker that cannot be reached or does not know the run is retried.
 

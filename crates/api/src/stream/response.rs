@@ -1,5 +1,5 @@
-//! The events of a run as the stream of a response, in few messages: a client, and each process on the
-//! way to it, wakes for each message.
+//! The events of a run as the stream of a response, in few messages: a client, and each process on
+//! the way to it, wakes for each message.
 
 use std::time::Duration;
 
@@ -14,9 +14,11 @@ const MAX_WAIT: Duration = Duration::from_millis(2);
 
 type Event = Result<RunEvent, Status>;
 
-/// Waits until the events up to the start of the command can be sent in one message. The stream ends with
-/// the event that ends the run, so that the status of the call is in the same message.
-pub(crate) async fn response_events(mut events: mpsc::Receiver<Event>) -> impl Stream<Item = Event> + Send {
+/// Waits until the events up to the start of the command can be sent in one message. The stream
+/// ends with the event that ends the run, so that the status of the call is in the same message.
+pub(crate) async fn response_events(
+    mut events: mpsc::Receiver<Event>,
+) -> impl Stream<Item = Event> + Send {
     let mut first = Vec::new();
     let until_started = async {
         while let Some(event) = events.recv().await {

@@ -1,5 +1,5 @@
-//! Copies of tools. Each call learns the version of its tenant's tools with its key, so a copy is never
-//! older than the call, and a run that names a tool needs no query of its own.
+//! Copies of tools. Each call learns the version of its tenant's tools with its key, so a copy is
+//! never older than the call, and a run that names a tool needs no query of its own.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,7 +34,8 @@ impl ToolCache {
         id: &ToolId,
     ) -> Result<Arc<Tool>, ApiError> {
         let key = (caller.tenant.clone(), id.clone());
-        if let Some((version, tool)) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key)
+        if let Some((version, tool)) =
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key)
             && *version == caller.tools_version
         {
             return Ok(tool.clone());

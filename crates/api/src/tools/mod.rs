@@ -1,5 +1,5 @@
-//! `ToolService`: registers tools, approves their levels, quarantines and releases them. The auth layer
-//! requires the scopes.
+//! `ToolService`: registers tools, approves their levels, quarantines and releases them. The auth
+//! layer requires the scopes.
 
 mod cache;
 
@@ -37,7 +37,9 @@ pub(crate) struct Tools {
 fn tenant_of(caller: &Caller, name: TenantName) -> Option<TenantId> {
     match name {
         TenantName::Own => Some(caller.tenant.clone()),
-        TenantName::Id(id) => (id == caller.tenant || auth::has_scope(caller, Scope::Operator)).then_some(id),
+        TenantName::Id(id) => {
+            (id == caller.tenant || auth::has_scope(caller, Scope::Operator)).then_some(id)
+        }
     }
 }
 
@@ -55,7 +57,9 @@ fn not_changed(id: &ToolId, why: ToolNotChanged) -> ApiError {
         ToolNotChanged::NotFound => ApiError::not_found("tool", id),
         ToolNotChanged::Version(version) => {
             let message = match version {
-                0 => format!("expected_version: tool {id} does not exist; leave it out, or expect 0"),
+                0 => {
+                    format!("expected_version: tool {id} does not exist; leave it out, or expect 0")
+                }
                 _ => format!("tool {id} has version {version} now; read it and repeat the call"),
             };
             of_tool(Reason::ToolChanged, message, id)
@@ -77,9 +81,14 @@ fn changed(id: &ToolId, result: ToolChanged) -> Result<v1::Tool, ApiError> {
 }
 
 impl Tools {
-    async fn register(&self, caller: &Caller, wire: v1::RegisterToolRequest) -> Result<v1::Tool, ApiError> {
+    async fn register(
+        &self,
+        caller: &Caller,
+        wire: v1::RegisterToolRequest,
+    ) -> Result<v1::Tool, ApiError> {
         let (tenant, id) = target(caller, &wire.name)?;
-        let declaration = wire.declaration.ok_or_else(|| ApiError::invalid("declaration", "required"))?;
+        let declaration =
+            wire.declaration.ok_or_else(|| ApiError::invalid("declaration", "required"))?;
         let expected = match wire.expected_version {
             Some(version) if version < 0 => {
                 return Err(ApiError::invalid("expected_version", "must not be negative"));
@@ -150,7 +159,11 @@ impl Tools {
         changed(&id, self.context.store.tool_quarantine(change, &reason).await?)
     }
 
-    async fn release(&self, caller: &Caller, wire: v1::ReleaseToolRequest) -> Result<v1::Tool, ApiError> {
+    async fn release(
+        &self,
+        caller: &Caller,
+        wire: v1::ReleaseToolRequest,
+    ) -> Result<v1::Tool, ApiError> {
         let (tenant, id) = target(caller, &wire.name)?;
         let reason = validate::reason(wire.reason)?;
         let change = ToolChange { tenant: &tenant, id: &id, key: caller.key };
@@ -158,19 +171,24 @@ impl Tools {
     }
 }
 
-fn read_declaration(wire: v1::ToolDeclaration, rules: &Rules<'_>) -> Result<ToolDeclaration, ApiError> {
-    let policy =
-        validate::policy(wire.policy, &rules.ceilings).map_err(|error| error.within("declaration"))?;
+fn read_declaration(
+    wire: v1::ToolDeclaration,
+    rules: &Rules<'_>,
+) -> Result<ToolDeclaration, ApiError> {
+    let policy = validate::policy(wire.policy, &rules.ceilings)
+        .map_err(|error| error.within("declaration"))?;
     let v1::ToolDeclaration { owner, executables, command_pattern, transactional, .. } = wire;
-    let declaration = ToolDeclaration { owner, executables, command_pattern, policy, transactional };
-    declaration
-        .validate(&rules.ceilings)
-        .map_err(|ToolError { field, message }| ApiError::invalid(format!("declaration.{field}"), message))?;
+    let declaration =
+        ToolDeclaration { owner, executables, command_pattern, policy, transactional };
+    declaration.validate(&rules.ceilings).map_err(|ToolError { field, message }| {
+        ApiError::invalid(format!("declaration.{field}"), message)
+    })?;
     Ok(declaration)
 }
 
 fn to_proto(tool: &Tool) -> v1::Tool {
-    let ToolDeclaration { owner, executables, command_pattern, policy, transactional } = &tool.declaration;
+    let ToolDeclaration { owner, executables, command_pattern, policy, transactional } =
+        &tool.declaration;
     let level = v1::IsolationLevel::from(Some(tool.declaration.level())).into();
     v1::Tool {
         name: format!("tenants/{}/tools/{}", tool.tenant, tool.id),

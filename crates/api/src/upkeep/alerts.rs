@@ -1,4 +1,5 @@
-//! Sends alerts about attempts to escape to the operator's webhook: signed, with retries, at least once.
+//! Sends alerts about attempts to escape to the operator's webhook: signed, with retries, at least
+//! once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -42,12 +43,16 @@ impl Webhook {
     pub fn read(options: &EscapeOptions) -> Result<Option<Self>, InvalidOption> {
         let Some(url) = options.webhook_url() else { return Ok(None) };
         if !url.starts_with("https://") && !url.starts_with("http://") {
-            return Err(InvalidOption::new("escape.webhook_url", "must start with https:// or http://"));
+            return Err(InvalidOption::new(
+                "escape.webhook_url",
+                "must start with https:// or http://",
+            ));
         }
         let refused = |message: String| InvalidOption::new("escape.webhook_secret_file", message);
         let required = || refused("required with escape.webhook_url".to_owned());
         let file = options.webhook_secret_file.as_deref().ok_or_else(required)?;
-        let text = read_private(file).map_err(|error| refused(format!("{}: {error}", file.display())))?;
+        let text =
+            read_private(file).map_err(|error| refused(format!("{}: {error}", file.display())))?;
         let secret = text.trim().as_bytes();
         if secret.len() < MIN_SECRET {
             return Err(refused(format!("needs at least {MIN_SECRET} bytes")));
@@ -62,8 +67,8 @@ impl std::fmt::Debug for Webhook {
     }
 }
 
-/// Sends alerts for as long as the api runs. Each api does; an alert is taken by one at a time. Ends
-/// only if it cannot send any.
+/// Sends alerts for as long as the api runs. Each api does; an alert is taken by one at a time.
+/// Ends only if it cannot send any.
 pub(crate) async fn send(webhook: Webhook, store: Store) {
     let Ok(client) = client() else { return };
     loop {
@@ -84,7 +89,8 @@ pub(crate) async fn send(webhook: Webhook, store: Store) {
 fn client() -> Result<Client, reqwest::Error> {
     // Fails if one is installed already, which is the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let built = Client::builder().timeout(TIMEOUT).redirect(redirect::Policy::none()).no_proxy().build();
+    let built =
+        Client::builder().timeout(TIMEOUT).redirect(redirect::Policy::none()).no_proxy().build();
     if let Err(error) = &built {
         tracing::error!(%error, "alerts cannot be sent");
     }
@@ -137,7 +143,10 @@ mod tests {
     #[test]
     fn signature_covers_time_and_body() {
         let signed = signature(b"key", 1_700_000_000, r#"{"a":1}"#);
-        assert_eq!(signed, "sha256=a438e398bfafc57e4396bb7fc2304422f0f768e965d073ca313cb52e22e6ad03");
+        assert_eq!(
+            signed,
+            "sha256=a438e398bfafc57e4396bb7fc2304422f0f768e965d073ca313cb52e22e6ad03"
+        );
         assert_ne!(signed, signature(b"key", 1_700_000_001, r#"{"a":1}"#));
         assert_ne!(signed, signature(b"other", 1_700_000_000, r#"{"a":1}"#));
     }

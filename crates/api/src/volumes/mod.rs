@@ -1,5 +1,5 @@
-//! `VolumeService`: creates, shows and deletes volumes of the caller's tenant. The auth layer requires the
-//! scope.
+//! `VolumeService`: creates, shows and deletes volumes of the caller's tenant. The auth layer
+//! requires the scope.
 
 mod mount;
 
@@ -37,11 +37,14 @@ pub(crate) struct Volumes {
 }
 
 impl Volumes {
-    async fn create(&self, caller: &Caller, wire: v1::CreateVolumeRequest) -> Result<v1::Volume, ApiError> {
-        let name: VolumeName = wire
-            .volume_id
-            .parse()
-            .map_err(|_| ApiError::invalid("volume_id", "must be of [a-z0-9-], 1 to 63 characters"))?;
+    async fn create(
+        &self,
+        caller: &Caller,
+        wire: v1::CreateVolumeRequest,
+    ) -> Result<v1::Volume, ApiError> {
+        let name: VolumeName = wire.volume_id.parse().map_err(|_| {
+            ApiError::invalid("volume_id", "must be of [a-z0-9-], 1 to 63 characters")
+        })?;
         let project = validate::project("project", wire.project)?;
         let new = NewVolume {
             tenant: &caller.tenant,
@@ -69,7 +72,8 @@ impl Volumes {
         let mut page = Page::<VolumeName, _>::parse(&caller.tenant, &wire)?;
         while let Some(limit) = page.batch() {
             self.context.list_turn(caller).await?;
-            let rows = self.context.store.volume_list(&caller.tenant, page.after.as_ref(), limit).await?;
+            let rows =
+                self.context.store.volume_list(&caller.tenant, page.after.as_ref(), limit).await?;
             page.add(rows, |volume| (volume.name.clone(), to_proto(&volume)));
         }
         let (volumes, next_page_token) = page.finish();
@@ -87,7 +91,9 @@ fn not_created(name: &VolumeName, why: VolumeNotCreated) -> ApiError {
     match why {
         VolumeNotCreated::Exists => {
             let message = format!("volume_id: volume {name} exists; choose another name");
-            ApiError::new(Reason::VolumeExists, message).with("field", "volume_id").with("volume", name)
+            ApiError::new(Reason::VolumeExists, message)
+                .with("field", "volume_id")
+                .with("volume", name)
         }
         VolumeNotCreated::TooMany => {
             let message = format!(
@@ -105,8 +111,9 @@ fn not_deleted(name: &VolumeName, why: VolumeNotDeleted) -> ApiError {
         VolumeNotDeleted::NotFound => ApiError::not_found("volume", name),
         VolumeNotDeleted::InUse(session) => {
             let name = name.as_str();
-            let message =
-                format!("session {session} mounts volume {name:?}; close it first (codelia session close)");
+            let message = format!(
+                "session {session} mounts volume {name:?}; close it first (codelia session close)"
+            );
             in_use(message, name, session).with("field", "name")
         }
     }

@@ -1,4 +1,5 @@
-//! The volumes of a session: which ones it mounts is decided when it is created, and its runs have no others.
+//! The volumes of a session: which ones it mounts is decided when it is created, and its runs have
+//! no others.
 
 use std::time::Duration;
 
@@ -40,7 +41,9 @@ fn refusal(volumes: &[VolumeMount], refused: VolumesMounted) -> ApiError {
         ),
         VolumesMounted::OtherProject { name, project } => ApiError::invalid(
             field(&name),
-            format!("volume {name:?} is only for sessions of project {project:?}; create the session in it"),
+            format!(
+                "volume {name:?} is only for sessions of project {project:?}; create the session in it"
+            ),
         ),
         VolumesMounted::Apart(one, other) => ApiError::invalid(
             FIELD,
@@ -65,8 +68,8 @@ pub(super) fn in_use(message: String, volume: &str, session: SessionId) -> ApiEr
     ApiError::new(Reason::VolumeInUse, message).with("volume", volume).with("session", session)
 }
 
-/// The policy of a run with only volumes of its session. One that the run requests and the session does not
-/// mount is refused.
+/// The policy of a run with only volumes of its session. One that the run requests and the session
+/// does not mount is refused.
 pub(crate) fn within_session(
     mut policy: Policy,
     requested: &Policy,
@@ -77,7 +80,10 @@ pub(crate) fn within_session(
     if let Some(volume) = requested.filesystem.mounted_volumes().iter().find(is_missing) {
         return Err(ApiError::invalid(
             FIELD,
-            format!("the session does not mount volume {:?} so; create a session that does", volume.name),
+            format!(
+                "the session does not mount volume {:?} so; create a session that does",
+                volume.name
+            ),
         ));
     }
     // Policies above may have changed since the session was created.

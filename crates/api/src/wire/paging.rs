@@ -1,6 +1,6 @@
-//! Pagination: `page_size`, `page_token` and the token of the next page. A page ends at its number of
-//! rows or at a number of bytes, whichever comes first. A token is valid only for the list that it was
-//! made for: the same method, tenant, parent and filters.
+//! Pagination: `page_size`, `page_token` and the token of the next page. A page ends at its number
+//! of rows or at a number of bytes, whichever comes first. A token is valid only for the list that
+//! it was made for: the same method, tenant, parent and filters.
 
 use std::{collections::BTreeMap, fmt::Display, iter, mem::take, str::FromStr};
 
@@ -17,8 +17,8 @@ const MAX_SIZE: usize = 1000;
 const MAX_BYTES: usize = 1024 * 1024;
 /// Rows to read at once, so that long rows need little memory. A default page needs one read.
 const MAX_BATCH: usize = 100;
-/// Bytes that identify a list in its tokens. They prevent mistakes, not attacks: every row is checked
-/// against the caller's tenant anyway.
+/// Bytes that identify a list in its tokens. They prevent mistakes, not attacks: every row is
+/// checked against the caller's tenant anyway.
 const LIST_ID_BYTES: usize = 8;
 
 /// A request for one page of a list.
@@ -185,11 +185,13 @@ fn decode_token<Id: FromStr>(list: &str, token: &str) -> Result<Option<Id>, ApiE
     if token.is_empty() {
         return Ok(None);
     }
-    let malformed = || ApiError::invalid(FIELD, "not a token of a previous response; omit it to start over");
+    let malformed =
+        || ApiError::invalid(FIELD, "not a token of a previous response; omit it to start over");
     let (made_for, id) = token.split_at_checked(list.len()).ok_or_else(malformed)?;
     let id = unhex(id).and_then(|text| text.parse().ok()).ok_or_else(malformed)?;
     if made_for != list {
-        let message = "belongs to another list; repeat the other fields of that request, or omit the token";
+        let message =
+            "belongs to another list; repeat the other fields of that request, or omit the token";
         return Err(ApiError::invalid(FIELD, message));
     }
     Ok(Some(id))
@@ -222,7 +224,8 @@ mod tests {
         while let Some(limit) = page.batch() {
             let limit = usize::try_from(limit).unwrap();
             assert!((1..=MAX_BATCH).contains(&limit), "{limit}");
-            let rest = stored.iter().filter(|(id, _)| page.after.as_ref().is_none_or(|after| id > after));
+            let rest =
+                stored.iter().filter(|(id, _)| page.after.as_ref().is_none_or(|after| id > after));
             page.add(rest.take(limit).cloned().collect(), |row: Row| row);
         }
         let (messages, token) = page.finish();
@@ -301,15 +304,19 @@ mod tests {
             let error = parse(tenant, &request).unwrap_err();
             assert!(error.text().starts_with("page_token: belongs to another list"), "{error:?}");
         }
-        let labels = [("a", "1"), ("b", "2"), ("c", "3")].map(|(name, value)| (name.into(), value.into()));
+        let labels =
+            [("a", "1"), ("b", "2"), ("c", "3")].map(|(name, value)| (name.into(), value.into()));
         let of = |labels: &[(String, String)]| {
             let labels = labels.iter().cloned().collect();
             parse(&one, &v1::ListRunsRequest { labels, ..runs("sessions/x", 1, "") }).unwrap().list
         };
         assert_eq!(of(&labels), of(&[labels[2].clone(), labels[1].clone(), labels[0].clone()]));
         assert_ne!(of(&labels), of(&labels[1..]));
-        let keys =
-            v1::ListKeysRequest { parent: "sessions/x".into(), page_token: token, ..Default::default() };
+        let keys = v1::ListKeysRequest {
+            parent: "sessions/x".into(),
+            page_token: token,
+            ..Default::default()
+        };
         assert!(Page::<TenantId, String>::parse(&one, &keys).is_err());
     }
 }

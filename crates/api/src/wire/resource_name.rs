@@ -4,7 +4,9 @@
 //! before it, except for a run of a tenant. Pure.
 
 use codelia_store::SessionRef;
-use codelia_types::{ApprovalId, FlagId, KeyId, RunId, SessionId, TenantId, ToolId, VolumeName, WorkerId};
+use codelia_types::{
+    ApprovalId, FlagId, KeyId, RunId, SessionId, TenantId, ToolId, VolumeName, WorkerId,
+};
 
 use crate::error::ApiError;
 
@@ -63,7 +65,9 @@ pub(crate) fn run(field: &str, name: &str) -> Result<RunName, ApiError> {
             session: session_segment(session).ok_or_else(error)?,
             run: run.parse().map_err(|_| error())?,
         }),
-        [run] => Ok(RunName { session: SessionSelector::Any, run: run.parse().map_err(|_| error())? }),
+        [run] => {
+            Ok(RunName { session: SessionSelector::Any, run: run.parse().map_err(|_| error())? })
+        }
         _ => Err(error()),
     }
 }
@@ -90,7 +94,9 @@ pub(crate) fn key(field: &str, name: &str) -> Result<(TenantName, KeyId), ApiErr
 /// Parses the name of a run of any tenant.
 pub(crate) fn tenant_run(field: &str, name: &str) -> Result<(TenantId, RunId), ApiError> {
     match segments(name).as_slice() {
-        ["tenants", tenant, "runs", run] if *tenant != WILDCARD => tenant.parse().ok().zip(run.parse().ok()),
+        ["tenants", tenant, "runs", run] if *tenant != WILDCARD => {
+            tenant.parse().ok().zip(run.parse().ok())
+        }
         _ => None,
     }
     .ok_or_else(|| malformed(field, "tenants/{tenant}/runs/{run}"))
@@ -217,13 +223,17 @@ mod tests {
 
     #[test]
     fn malformed_names_are_rejected_by_field() {
-        for bad in ["", "sessions/", "sessions/A", "sessions/a/b", "sessions/a\0", "runs/a", "sessions/-"] {
+        for bad in
+            ["", "sessions/", "sessions/A", "sessions/a/b", "sessions/a\0", "runs/a", "sessions/-"]
+        {
             assert!(
                 session("name", bad).is_err_and(|error| error.invalid_field() == Some("name")),
                 "{bad:?}"
             );
         }
-        for bad in ["sessions/-/runs/x", "sessions//runs/x", "sessions/-/runs/", "sessions/-/runs/a/b"] {
+        for bad in
+            ["sessions/-/runs/x", "sessions//runs/x", "sessions/-/runs/", "sessions/-/runs/a/b"]
+        {
             assert!(run("name", bad).is_err(), "{bad:?}");
         }
         assert!(key("name", "tenants/-/keys/x").is_err());

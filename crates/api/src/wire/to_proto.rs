@@ -3,11 +3,14 @@
 use codelia_policy::Profile;
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
-    Approval, ApprovalKind, ApprovalReach, ApprovalScope, ApprovalState, IsolationFloor, Key, OutputChunk,
-    OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session, SessionDisk, SessionEndReason,
-    SessionState, SpecSummary, Tenant, TenantRetention, TenantUsage, Worker, WorkerState,
+    Approval, ApprovalKind, ApprovalReach, ApprovalScope, ApprovalState, IsolationFloor, Key,
+    OutputChunk, OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session, SessionDisk,
+    SessionEndReason, SessionState, SpecSummary, Tenant, TenantRetention, TenantUsage, Worker,
+    WorkerState,
 };
-use codelia_types::{ChangesState, CommandSpec, EndedRun, Mode, Outcome, RunResult, TransactionMode};
+use codelia_types::{
+    ChangesState, CommandSpec, EndedRun, Mode, Outcome, RunResult, TransactionMode,
+};
 use time::OffsetDateTime;
 
 pub(crate) fn session(mut session: Session) -> v1::Session {
@@ -117,7 +120,11 @@ fn with_command(run: &Run, command: v1::CommandSpec) -> v1::Run {
         limits: Some((&run.spec.limits).into()),
         level: v1::IsolationLevel::from(Some(run.spec.level())).into(),
         tool: run.spec.tool.as_ref().map(|tool| tool.id.to_string()).unwrap_or_default(),
-        transaction: run.spec.transaction.map_or(v1::TransactionMode::Unspecified, Into::into).into(),
+        transaction: run
+            .spec
+            .transaction
+            .map_or(v1::TransactionMode::Unspecified, Into::into)
+            .into(),
         ..message
     }
 }
@@ -134,8 +141,11 @@ fn hold_expiry(run: &Run) -> Option<OffsetDateTime> {
 /// A run in a listing.
 pub(crate) fn run_summary(run: &RunSummary) -> v1::Run {
     let SpecSummary { mode, limits, argv, argv_truncated } = &run.spec;
-    let command =
-        v1::CommandSpec { argv: argv.clone(), argv_truncated: *argv_truncated, ..v1::CommandSpec::default() };
+    let command = v1::CommandSpec {
+        argv: argv.clone(),
+        argv_truncated: *argv_truncated,
+        ..v1::CommandSpec::default()
+    };
     v1::Run {
         command: Some(command),
         mode: v1::SandboxMode::from(*mode).into(),
@@ -253,13 +263,17 @@ pub(crate) fn started(run: &Run) -> Option<v1::StartedEvent> {
 }
 
 pub(crate) fn truncated(run: &Run) -> v1::OutputTruncatedEvent {
-    v1::OutputTruncatedEvent { limit_bytes: i64::try_from(run.spec.limits.output_bytes).unwrap_or(i64::MAX) }
+    v1::OutputTruncatedEvent {
+        limit_bytes: i64::try_from(run.spec.limits.output_bytes).unwrap_or(i64::MAX),
+    }
 }
 
 /// The event that the run has ended, with what an operator may see if the caller is one.
 pub(crate) fn finished(subject: &Run, is_operator: bool) -> v1::FinishedEvent {
     let message = run(subject);
-    v1::FinishedEvent { run: Some(if is_operator { for_operator(subject, message) } else { message }) }
+    v1::FinishedEvent {
+        run: Some(if is_operator { for_operator(subject, message) } else { message }),
+    }
 }
 
 pub(crate) fn output(chunk: OutputChunk) -> v1::OutputEvent {
@@ -285,7 +299,11 @@ pub(crate) fn tenant(tenant: &Tenant, used: Option<TenantUsage>) -> v1::Tenant {
         usage: used.map(usage),
         isolation_floor: Some(floor(&tenant.floor)),
         suspend_time: tenant.suspension.as_ref().map(|(at, _)| timestamp_to_proto(*at)),
-        suspend_reason: tenant.suspension.as_ref().map(|(_, reason)| reason.clone()).unwrap_or_default(),
+        suspend_reason: tenant
+            .suspension
+            .as_ref()
+            .map(|(_, reason)| reason.clone())
+            .unwrap_or_default(),
         delete_time: tenant.deleted_at.map(timestamp_to_proto),
         max_limits: Some((&tenant.max_limits).into()),
         retention: Some(retention(&tenant.retention)),
@@ -298,7 +316,10 @@ fn floor(floor: &IsolationFloor) -> v1::IsolationFloor {
         level: v1::IsolationLevel::from(Some(floor.level)).into(),
         ask_level: v1::IsolationLevel::from(floor.ask).into(),
         reason: decision.map(|decision| decision.reason.clone()).unwrap_or_default(),
-        key_id: decision.and_then(|decision| decision.key).map(|key| key.to_string()).unwrap_or_default(),
+        key_id: decision
+            .and_then(|decision| decision.key)
+            .map(|key| key.to_string())
+            .unwrap_or_default(),
         set_time: decision.map(|decision| timestamp_to_proto(decision.at)),
     }
 }

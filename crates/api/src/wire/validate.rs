@@ -62,11 +62,20 @@ pub(crate) fn command(wire: Option<v1::CommandSpec>) -> Checked<(CommandSpec, Se
     check_argv(&wire.argv)?;
     check_env("command.env", &wire.env)?;
     check_env("command.secret_env", &wire.secret_env)?;
-    at_most("command.secret_env", "variables with `env`", wire.env.len() + wire.secret_env.len(), MAX_ENV)?;
+    at_most(
+        "command.secret_env",
+        "variables with `env`",
+        wire.env.len() + wire.secret_env.len(),
+        MAX_ENV,
+    )?;
     if let Some(name) = wire.secret_env.keys().find(|name| wire.env.contains_key(*name)) {
-        return invalid("command.secret_env", format!("{name} is also in `env`; set it in one of them"));
+        return invalid(
+            "command.secret_env",
+            format!("{name} is also in `env`; set it in one of them"),
+        );
     }
-    let variables = wire.env.iter().chain(&wire.secret_env).map(|(name, value)| name.len() + value.len());
+    let variables =
+        wire.env.iter().chain(&wire.secret_env).map(|(name, value)| name.len() + value.len());
     let size = wire.argv.iter().map(String::len).chain(variables).sum();
     at_most("command", "bytes of arguments and environment together", size, MAX_STRINGS)?;
     check_working_directory(&wire.working_directory)?;
@@ -90,7 +99,9 @@ fn check_not_from_response(wire: &v1::CommandSpec) -> Checked<()> {
         ("command.argv_truncated", wire.argv_truncated),
     ];
     match set.into_iter().find(|(_, is_set)| *is_set) {
-        Some((field, _)) => invalid(field, "only for responses; send the whole command and clear this field"),
+        Some((field, _)) => {
+            invalid(field, "only for responses; send the whole command and clear this field")
+        }
         None => Ok(()),
     }
 }
@@ -123,8 +134,9 @@ fn check_working_directory(path: &str) -> Checked<()> {
     const FIELD: &str = "command.working_directory";
     at_most(FIELD, "bytes", path.len(), MAX_PATH)?;
     no_nul(FIELD, path)?;
-    let inside =
-        Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    let inside = Path::new(path)
+        .components()
+        .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     if inside {
         Ok(())
     } else {
@@ -157,21 +169,21 @@ pub(crate) fn run_limits(wire: Option<v1::Limits>) -> Checked<LimitsRequest> {
 /// Validates requested limits. Admission compares them with the ceilings.
 pub(crate) fn limits(wire: Option<v1::Limits>) -> Checked<LimitsRequest> {
     let limits = LimitsRequest::try_from(&wire.unwrap_or_default());
-    let limits = limits.or_else(|error| invalid(&format!("limits.{}", error.field), error.message))?;
+    let limits =
+        limits.or_else(|error| invalid(&format!("limits.{}", error.field), error.message))?;
     match limits.amounts().find(|(_, amount)| *amount == Some(0)) {
         Some((limit, _)) => invalid(limit.field(), "must be more than zero"),
         None => Ok(limits),
     }
 }
 
-/// Whether a policy is too large to be validated on the async runtime: it is long, or has patterns to
-/// compile.
+/// Whether a policy is too large to be validated on the async runtime: it is long, or has patterns
+/// to compile.
 pub(crate) fn is_large_policy(wire: Option<&v1::Policy>) -> bool {
     let Some(wire) = wire else { return false };
-    let has_patterns = wire
-        .command
-        .as_ref()
-        .is_some_and(|command| command.allowed_patterns.is_some() || !command.blocked_patterns.is_empty());
+    let has_patterns = wire.command.as_ref().is_some_and(|command| {
+        command.allowed_patterns.is_some() || !command.blocked_patterns.is_empty()
+    });
     has_patterns || wire.encoded_len() > MAX_INLINE_POLICY
 }
 
@@ -350,7 +362,10 @@ pub(crate) fn stdin(bytes: &[u8]) -> Checked<()> {
 }
 
 /// Validates a timestamp; `None` if unset.
-pub(crate) fn time(field: &str, wire: Option<prost_types::Timestamp>) -> Checked<Option<OffsetDateTime>> {
+pub(crate) fn time(
+    field: &str,
+    wire: Option<prost_types::Timestamp>,
+) -> Checked<Option<OffsetDateTime>> {
     let Some(wire) = wire else { return Ok(None) };
     let nanos = i128::from(wire.seconds) * 1_000_000_000 + i128::from(wire.nanos);
     let time = OffsetDateTime::from_unix_timestamp_nanos(nanos).ok();
@@ -388,7 +403,10 @@ mod tests {
 
     fn field<T>(result: Checked<T>) -> String {
         let error = result.err().expect("accepted");
-        error.invalid_field().unwrap_or_else(|| panic!("rejected for another reason: {error:?}")).to_owned()
+        error
+            .invalid_field()
+            .unwrap_or_else(|| panic!("rejected for another reason: {error:?}"))
+            .to_owned()
     }
 
     fn spec(argv: &[&str]) -> v1::CommandSpec {
@@ -401,8 +419,11 @@ mod tests {
 
     #[test]
     fn plain_command_is_accepted() {
-        let wire =
-            v1::CommandSpec { working_directory: "a/./b".into(), stdin: true, ..spec(&["sh", "-c", ""]) };
+        let wire = v1::CommandSpec {
+            working_directory: "a/./b".into(),
+            stdin: true,
+            ..spec(&["sh", "-c", ""])
+        };
         let (command, _) = command(Some(wire)).unwrap();
         assert_eq!(command.argv, ["sh", "-c", ""]);
         assert!(command.stdin);
@@ -411,13 +432,23 @@ mod tests {
     #[test]
     fn secret_variables_are_checked_like_others() {
         let with = |env: &[(&str, &str)], secret: &[(&str, &str)]| {
-            let map = |pairs: &[(&str, &str)]| pairs.iter().map(|&(k, v)| (k.into(), v.into())).collect();
-            command(Some(v1::CommandSpec { env: map(env), secret_env: map(secret), ..spec(&["true"]) }))
+            let map =
+                |pairs: &[(&str, &str)]| pairs.iter().map(|&(k, v)| (k.into(), v.into())).collect();
+            command(Some(v1::CommandSpec {
+                env: map(env),
+                secret_env: map(secret),
+                ..spec(&["true"])
+            }))
         };
         let (command, secrets) = with(&[("A", "1")], &[("C", "3"), ("B", "2")]).unwrap();
-        assert_eq!((command.env.len(), command.secret_env_names), (1, vec!["B".into(), "C".into()]));
+        assert_eq!(
+            (command.env.len(), command.secret_env_names),
+            (1, vec!["B".into(), "C".into()])
+        );
         assert_eq!(secrets.0["B"], "2");
-        for bad in [("", "x"), ("A=B", "x"), ("A\0", "x"), ("A", "\0"), ("A", &"x".repeat(MAX_STRING))] {
+        for bad in
+            [("", "x"), ("A=B", "x"), ("A\0", "x"), ("A", "\0"), ("A", &"x".repeat(MAX_STRING))]
+        {
             assert_eq!(field(with(&[], &[bad])), "command.secret_env");
         }
         assert_eq!(field(with(&[("A", "1")], &[("A", "2")])), "command.secret_env");
@@ -452,7 +483,10 @@ mod tests {
     #[test]
     fn bad_environment_is_rejected() {
         for (name, value) in [("", "x"), ("A=B", "x"), ("A\0", "x"), ("A", "\0")] {
-            assert_eq!(field(command(Some(with_env([(name.into(), value.into())])))), "command.env");
+            assert_eq!(
+                field(command(Some(with_env([(name.into(), value.into())])))),
+                "command.env"
+            );
         }
         let million = (0..1_000_000).map(|n| (format!("V{n}"), String::new()));
         assert_eq!(field(command(Some(with_env(million)))), "command.env");
@@ -479,7 +513,10 @@ mod tests {
             (1001, 1, "command.terminal.columns"),
             (80, -1, "command.terminal.rows"),
         ] {
-            let wire = v1::CommandSpec { terminal: Some(v1::Terminal { columns, rows }), ..spec(&["true"]) };
+            let wire = v1::CommandSpec {
+                terminal: Some(v1::Terminal { columns, rows }),
+                ..spec(&["true"])
+            };
             assert_eq!(field(command(Some(wire))), expected);
         }
         assert!(terminal("resize", v1::Terminal { columns: 1000, rows: 1 }).is_ok());
@@ -513,7 +550,10 @@ mod tests {
         ] {
             assert_eq!(field(labels(bad)), "labels");
         }
-        assert_eq!(field(labels((0..65).map(|n| (n.to_string(), String::new())).collect())), "labels");
+        assert_eq!(
+            field(labels((0..65).map(|n| (n.to_string(), String::new())).collect())),
+            "labels"
+        );
         assert!(labels(one(&"k".repeat(63), &"v".repeat(255))).is_ok());
     }
 
@@ -526,8 +566,12 @@ mod tests {
         };
         assert!(!is_large_policy(None) && !is_large_policy(Some(&denying(10))));
         assert!(is_large_policy(Some(&denying(1000))));
-        let command = v1::CommandPolicy { blocked_patterns: vec!["a".to_owned()], ..Default::default() };
-        assert!(is_large_policy(Some(&v1::Policy { command: Some(command), ..Default::default() })));
+        let command =
+            v1::CommandPolicy { blocked_patterns: vec!["a".to_owned()], ..Default::default() };
+        assert!(is_large_policy(Some(&v1::Policy {
+            command: Some(command),
+            ..Default::default()
+        })));
         let long = policy(Some(denying(100_000)), &Ceilings::default());
         assert_eq!(field(long), "policy.filesystem.denied_paths");
     }

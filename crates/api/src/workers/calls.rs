@@ -52,7 +52,11 @@ impl WorkerCalls {
     }
 
     /// Offers a session to workers with free slots, one after the other, until one takes it.
-    pub(crate) async fn offer(&self, session: SessionId, mode: Mode) -> Option<(WorkerId, LeaseEpoch)> {
+    pub(crate) async fn offer(
+        &self,
+        session: SessionId,
+        mode: Mode,
+    ) -> Option<(WorkerId, LeaseEpoch)> {
         let started = Instant::now();
         match self.store.worker_candidates(session, mode).await {
             Ok(candidates) => self.offer_to(session, candidates, false, started).await,
@@ -83,8 +87,9 @@ impl WorkerCalls {
         for candidate in candidates {
             let request = wire::OfferSessionRequest { session_id: session.to_string(), is_new };
             let request = traced(request, trace::current());
-            let response =
-                self.call(&candidate.address, async |mut client| client.offer_session(request).await).await;
+            let response = self
+                .call(&candidate.address, async |mut client| client.offer_session(request).await)
+                .await;
             match response {
                 Ok(response) if response.taken => {
                     trace::step("offer", started.elapsed());
@@ -113,7 +118,12 @@ impl WorkerCalls {
     }
 
     /// Has a worker signal the command of a run. Returns whether the worker executes it.
-    pub(crate) async fn signal(&self, address: &str, run: RunId, signal: i32) -> Result<bool, Error> {
+    pub(crate) async fn signal(
+        &self,
+        address: &str,
+        run: RunId,
+        signal: i32,
+    ) -> Result<bool, Error> {
         let request = wire::SignalRunRequest { run_id: run.to_string(), signal };
         let sent = self.call(address, async |mut client| client.signal_run(request).await).await;
         Ok(sent?.known)
@@ -145,7 +155,10 @@ impl WorkerCalls {
         traceparent: Option<String>,
     ) -> Result<Streaming<wire::AttachRunResponse>, Error> {
         let requests = traced(requests, traceparent);
-        self.call_within(ATTACH_TIMEOUT, address, async |mut client| client.attach_run(requests).await).await
+        self.call_within(ATTACH_TIMEOUT, address, async |mut client| {
+            client.attach_run(requests).await
+        })
+        .await
     }
 
     /// Calls the worker with this address directly: it runs in this process.

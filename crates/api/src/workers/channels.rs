@@ -64,24 +64,31 @@ impl Channels {
     /// The way to the worker with an address.
     pub(crate) fn get(&self, address: &str) -> Result<WorkerTransport, Error> {
         match self.local.get() {
-            Some((local, services)) if local == address => Ok(WorkerTransport::Local(services.clone())),
+            Some((local, services)) if local == address => {
+                Ok(WorkerTransport::Local(services.clone()))
+            }
             _ => self.channel(address).map(WorkerTransport::Remote),
         }
     }
 
-    /// Returns the channel to an address, or a new one. After certificates were replaced, calls that
-    /// have begun keep the old channel, and new calls get a new one.
+    /// Returns the channel to an address, or a new one. After certificates were replaced, calls
+    /// that have begun keep the old channel, and new calls get a new one.
     fn channel(&self, address: &str) -> Result<Channel, Error> {
         let now = Instant::now();
         let pem = self.tls.as_ref().map(|tls| tls.pem());
-        if let Some(cached) = self.lock().get_mut(address).filter(|cached| is_same(&cached.pem, &pem)) {
+        if let Some(cached) =
+            self.lock().get_mut(address).filter(|cached| is_same(&cached.pem, &pem))
+        {
             cached.used_at = now;
             return Ok(cached.channel.clone());
         }
         let channel = connect(address, pem.as_deref())?;
         let mut channels = self.lock();
         channels.retain(|_, cached| now.duration_since(cached.used_at) < MAX_IDLE);
-        channels.insert(address.to_owned(), CachedChannel { channel: channel.clone(), pem, used_at: now });
+        channels.insert(
+            address.to_owned(),
+            CachedChannel { channel: channel.clone(), pem, used_at: now },
+        );
         Ok(channel)
     }
 

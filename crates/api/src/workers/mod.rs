@@ -1,5 +1,5 @@
-//! Calls to workers: `channels` connects to them, `transport` reaches one in this process, `calls` makes the calls,
-//! `placement` chooses between them.
+//! Calls to workers: `channels` connects to them, `transport` reaches one in this process, `calls`
+//! makes the calls, `placement` chooses between them.
 
 mod calls;
 mod channels;

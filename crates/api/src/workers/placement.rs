@@ -15,8 +15,8 @@ pub enum Placement {
     /// The less loaded one.
     #[default]
     Spread,
-    /// The one whose id ends in the lower number, while less than half of its slots are busy. Then the
-    /// workers that a StatefulSet removes first have the fewest sessions.
+    /// The one whose id ends in the lower number, while less than half of its slots are busy. Then
+    /// the workers that a StatefulSet removes first have the fewest sessions.
     LowestNumber,
 }
 

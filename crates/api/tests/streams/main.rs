@@ -39,7 +39,10 @@ async fn events_are_ordered_and_output_sent_once() -> Result<()> {
     ];
     let watch = {
         let (client, name) = (api.client.clone(), run.name.clone());
-        codelia_telemetry::task::background("watch", async move { client.watch_to_end(&name, 0).await })
+        codelia_telemetry::task::background(
+            "watch",
+            async move { client.watch_to_end(&name, 0).await },
+        )
     };
     assert_eq!(api.worker.attached(&first).await.position, 0);
     assert_eq!(api.worker.attached(&second).await.position, 8);
@@ -69,8 +72,12 @@ async fn ended_run_is_read_from_store_at_any_position() -> Result<()> {
 async fn start_of_quick_run_precedes_its_output() -> Result<()> {
     let api = Api::start().await?;
     let mut exec = Exec::start(&api.client, command(&api.session, &["true"])).await?;
-    let quick =
-        [Step::Assigned, Step::Commit(0, "x", Outcome::Exited(0)), Step::Output(0, "x"), Step::Committed];
+    let quick = [
+        Step::Assigned,
+        Step::Commit(0, "x", Outcome::Exited(0)),
+        Step::Output(0, "x"),
+        Step::Committed,
+    ];
     api.worker.attached(&quick).await;
     exec.until("output", |seen| !seen.stdout.is_empty()).await?;
     assert!(exec.transcript.started.is_some());
@@ -85,7 +92,9 @@ async fn worker_that_does_not_know_run_is_retried() -> Result<()> {
     for attempt in 0..6 {
         assert_eq!(api.worker.attached(&[Step::Unknown]).await.pushed, attempt == 0);
     }
-    api.worker.attached(&[Step::Started, Step::Commit(0, "", Outcome::Exited(0)), Step::Committed]).await;
+    api.worker
+        .attached(&[Step::Started, Step::Commit(0, "", Outcome::Exited(0)), Step::Committed])
+        .await;
     while exec.advance().await? {}
     assert_eq!(exec.transcript.outcome(), outcome::Kind::Exited(0));
     api.end().await
@@ -197,11 +206,15 @@ async fn oversized_request_is_an_invalid_field() -> Result<()> {
 async fn watch_ends_at_deadline_and_returns_request_id() -> Result<()> {
     let api = Api::start().await?;
     let run = api.client.start(command(&api.session, &["sleep", "60"])).await?;
-    let mut request = Request::new(WatchRunRequest { name: run.name, position: 0, ..Default::default() });
+    let mut request =
+        Request::new(WatchRunRequest { name: run.name, position: 0, ..Default::default() });
     request.set_timeout(std::time::Duration::from_millis(300));
     request.metadata_mut().insert("x-request-id", "mine".parse()?);
     let response = api.client.runs().watch_run(request).await?;
-    assert_eq!(response.metadata().get("x-request-id").and_then(|id| id.to_str().ok()), Some("mine"));
+    assert_eq!(
+        response.metadata().get("x-request-id").and_then(|id| id.to_str().ok()),
+        Some("mine")
+    );
     let mut events = response.into_inner();
     let ended = loop {
         match events.message().await {

@@ -14,12 +14,14 @@ use codelia_proto::{
     },
     v1::{self, run_event},
 };
-use codelia_store::{NewKey, NewWorker, OutputChunk, OutputStream, Quotas, RunCommit, Scope, Store};
+use codelia_store::{
+    NewKey, NewWorker, OutputChunk, OutputStream, Quotas, RunCommit, Scope, Store,
+};
 use codelia_telemetry::task;
 use codelia_tests::{Client, Database, Scratch, within};
 use codelia_types::{
-    ByteSize, CommittedRun, Cores, Incarnation, KeyId, LeaseToken, Mode, Outcome, Receipt, RunId, RunResult,
-    SessionId, TenantId, Usage, WorkerId,
+    ByteSize, CommittedRun, Cores, Incarnation, KeyId, LeaseToken, Mode, Outcome, Receipt, RunId,
+    RunResult, SessionId, TenantId, Usage, WorkerId,
 };
 use tokio::{
     net::UnixListener,
@@ -67,7 +69,8 @@ pub(crate) struct Attached {
 
 impl Attached {
     fn committed(&self) -> wire::Committed {
-        let ended = self.committed.as_ref().map(|it| serde_json::to_vec(it).expect("result is encoded"));
+        let ended =
+            self.committed.as_ref().map(|it| serde_json::to_vec(it).expect("result is encoded"));
         wire::Committed { ended: ended.unwrap_or_default() }
     }
 
@@ -77,7 +80,9 @@ impl Attached {
             let response = match step.clone() {
                 Step::Assigned => event(run_event::Kind::Assigned(v1::AssignedEvent::default())),
                 Step::Started => event(run_event::Kind::Started(v1::StartedEvent::default())),
-                Step::Output(position, text) => event(run_event::Kind::Output(output(position, text))),
+                Step::Output(position, text) => {
+                    event(run_event::Kind::Output(output(position, text)))
+                }
                 Step::StoredUntil(until) => attach_run_response::Kind::StoredUntil(until),
                 Step::Committed => attach_run_response::Kind::Committed(self.committed()),
                 Step::Store(position, text) => {
@@ -85,7 +90,8 @@ impl Attached {
                     continue;
                 }
                 Step::Commit(position, text, outcome) => {
-                    self.committed = Some(self.worker.commit(self.run, position, text, outcome).await);
+                    self.committed =
+                        Some(self.worker.commit(self.run, position, text, outcome).await);
                     continue;
                 }
                 Step::Break => {
@@ -102,13 +108,15 @@ impl Attached {
 
     /// The next input.
     pub(crate) async fn input(&mut self) -> attach_run_request::Kind {
-        let request = within("the next input", self.requests.message()).await.expect("the stream is open");
+        let request =
+            within("the next input", self.requests.message()).await.expect("the stream is open");
         request.and_then(|request| request.kind).expect("an input")
     }
 
     /// Waits until the api closes the stream.
     pub(crate) async fn closed(&mut self) {
-        within("the api to close", self.responses.as_ref().expect("the stream is open").closed()).await;
+        within("the api to close", self.responses.as_ref().expect("the stream is open").closed())
+            .await;
     }
 }
 
@@ -123,7 +131,12 @@ fn output(position: i64, text: &'static str) -> v1::OutputEvent {
 }
 
 fn chunk(position: i64, text: &str) -> OutputChunk {
-    OutputChunk { position, stream: OutputStream::Stdout, offset: position, data: text.as_bytes().to_vec() }
+    OutputChunk {
+        position,
+        stream: OutputStream::Stdout,
+        offset: position,
+        data: text.as_bytes().to_vec(),
+    }
 }
 
 struct WorkerState {
@@ -136,19 +149,33 @@ struct WorkerState {
 
 impl WorkerState {
     async fn lease(&self, run: RunId) -> LeaseToken {
-        let assigned =
-            self.store.run_list_assigned(&self.id, self.incarnation).await.expect("assigned runs are read");
-        let epoch = assigned.iter().find(|assigned| assigned.id == run).expect("the run is assigned").epoch;
+        let assigned = self
+            .store
+            .run_list_assigned(&self.id, self.incarnation)
+            .await
+            .expect("assigned runs are read");
+        let epoch =
+            assigned.iter().find(|assigned| assigned.id == run).expect("the run is assigned").epoch;
         LeaseToken { worker: self.id.clone(), incarnation: self.incarnation, epoch }
     }
 
     async fn append(&self, run: RunId, position: i64, text: &str) {
         let chunks = [chunk(position, text)];
-        self.store.output_append(run, &self.lease(run).await, &chunks).await.expect("output is stored");
+        self.store
+            .output_append(run, &self.lease(run).await, &chunks)
+            .await
+            .expect("output is stored");
     }
 
-    async fn commit(&self, run: RunId, position: i64, text: &str, outcome: Outcome) -> CommittedRun {
-        let tail: Vec<OutputChunk> = (!text.is_empty()).then(|| chunk(position, text)).into_iter().collect();
+    async fn commit(
+        &self,
+        run: RunId,
+        position: i64,
+        text: &str,
+        outcome: Outcome,
+    ) -> CommittedRun {
+        let tail: Vec<OutputChunk> =
+            (!text.is_empty()).then(|| chunk(position, text)).into_iter().collect();
         let written = position + i64::try_from(text.len()).expect("length fits");
         let result = RunResult {
             usage: Some(Usage::default()),
@@ -161,9 +188,13 @@ impl WorkerState {
         };
         let started_ago = Some(Duration::from_millis(1));
         let committed = RunCommit { result, started_ago, tail, events: Vec::new(), held_for: None };
+        let assigned = self
+            .store
+            .run_list_assigned(&self.id, self.incarnation)
+            .await
+            .expect("assigned runs are read");
         let assigned =
-            self.store.run_list_assigned(&self.id, self.incarnation).await.expect("assigned runs are read");
-        let assigned = assigned.iter().find(|assigned| assigned.id == run).expect("the run is assigned");
+            assigned.iter().find(|assigned| assigned.id == run).expect("the run is assigned");
         self.store
             .run_commit(assigned.names(), &self.lease(run).await, &committed)
             .await
@@ -223,7 +254,11 @@ impl WorkerService for ScriptedWorker {
             worker: self.0.clone(),
         };
         let (known, is_known) = oneshot::channel();
-        self.0.attaches.send((attached, known)).await.map_err(|_| Status::unavailable("the test ended"))?;
+        self.0
+            .attaches
+            .send((attached, known))
+            .await
+            .map_err(|_| Status::unavailable("the test ended"))?;
         match is_known.await {
             Ok(true) => Ok(Response::new(ReceiverStream::new(stream))),
             _ => Err(Status::not_found("unknown run")),
@@ -305,7 +340,8 @@ impl Worker {
             lease_ttl: Duration::from_secs(600),
         };
         store.worker_register(&new).await?;
-        let service = ScriptedWorker(Arc::new(WorkerState { store, id, incarnation, attaches, canceled }));
+        let service =
+            ScriptedWorker(Arc::new(WorkerState { store, id, incarnation, attaches, canceled }));
         let incoming = UnixListenerStream::new(listener);
         let router = Server::builder().add_service(WorkerServiceServer::new(service));
         task::background("worker", async move {
@@ -356,7 +392,18 @@ impl Api {
         let session = client.session().await?;
         anyhow::ensure!(session.worker_id == "scripted", "the worker did not take the session");
         let session = session.name;
-        Ok(Self { client, session, worker, store, database, tenant, key, serving, stop, _scratch: scratch })
+        Ok(Self {
+            client,
+            session,
+            worker,
+            store,
+            database,
+            tenant,
+            key,
+            serving,
+            stop,
+            _scratch: scratch,
+        })
     }
 
     pub(crate) async fn is_cancel_requested(&self, name: &str) -> Result<bool> {

@@ -1,5 +1,5 @@
-//! What the measurements have in common: sessions, plans, backends, and raw bubblewrap with the same
-//! namespaces and mounts.
+//! What the measurements have in common: sessions, plans, backends, and raw bubblewrap with the
+//! same namespaces and mounts.
 
 use std::{
     fs::{self, File},
@@ -54,14 +54,18 @@ impl Session {
             tool: None,
             transaction: None,
         };
-        let target =
-            PlanTarget { sandbox: RunId::generate(), session: self.id, root: self.directory.clone() };
+        let target = PlanTarget {
+            sandbox: RunId::generate(),
+            session: self.id,
+            root: self.directory.clone(),
+        };
         Plan::isolated(target, &spec, host, self.ids).unwrap()
     }
 
     /// The arguments of raw bubblewrap. `etc` are the files of `/etc` that sandboxes see.
     pub(crate) fn raw_bwrap(&self, etc: &[PathBuf]) -> String {
-        let etc: String = etc.iter().map(|path| format!("--ro-bind {0} {0} ", path.display())).collect();
+        let etc: String =
+            etc.iter().map(|path| format!("--ro-bind {0} {0} ", path.display())).collect();
         format!("{RAW_BWRAP} {etc} --bind {} /workspace {PROGRAM}", self.directory.display())
     }
 }

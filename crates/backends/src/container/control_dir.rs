@@ -1,6 +1,6 @@
 //! The directory of one sandbox on the host: the socket that `codelia-init` connects to, a copy of
-//! `codelia-init`, and the small files of its plan. Only the worker can access it; it is removed with
-//! the sandbox.
+//! `codelia-init`, and the small files of its plan. Only the worker can access it; it is removed
+//! with the sandbox.
 //!
 //! A command can read the directory's path in its mount table. So its name is random, and a link to
 //! it names the owner and the sandbox.

@@ -44,8 +44,8 @@ impl EngineKind {
     }
 }
 
-/// What a list says about a container. Not its state: Podman has states that the client does not know,
-/// such as `stopped`.
+/// What a list says about a container. Not its state: Podman has states that the client does not
+/// know, such as `stopped`.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct ListedContainer {
@@ -104,14 +104,18 @@ impl Engine {
 
     /// The limits that the engine can set.
     pub(super) async fn limits(&self, gaps: &mut Vec<Gap>) -> Result<Enforceable, Error> {
-        let info: SystemInfo = self.docker().await?.info().await.map_err(failed("read the engine's info"))?;
+        let info: SystemInfo =
+            self.docker().await?.info().await.map_err(failed("read the engine's info"))?;
         let mut check = |controller: &str, supported: Option<bool>| {
             let supported = supported.unwrap_or(false);
             if !supported {
                 gaps.push(Gap {
-                    missing: format!("limits of the {controller} controller: the engine cannot set them"),
-                    remedy: "run the engine on a host with the cpu, cpuset, memory and pids controllers"
-                        .to_owned(),
+                    missing: format!(
+                        "limits of the {controller} controller: the engine cannot set them"
+                    ),
+                    remedy:
+                        "run the engine on a host with the cpu, cpuset, memory and pids controllers"
+                            .to_owned(),
                 });
             }
             supported
@@ -123,14 +127,22 @@ impl Engine {
     }
 
     /// Creates a container and returns its id.
-    pub(super) async fn create(&self, name: &str, body: ContainerCreateBody) -> Result<String, Error> {
+    pub(super) async fn create(
+        &self,
+        name: &str,
+        body: ContainerCreateBody,
+    ) -> Result<String, Error> {
         let options = CreateContainerOptionsBuilder::new().name(name).build();
         let created = self.docker().await?.create_container(Some(options), body).await;
         Ok(created.map_err(failed("create the container"))?.id)
     }
 
     pub(super) async fn start(&self, name: &str) -> Result<(), Error> {
-        self.docker().await?.start_container(name, None).await.map_err(failed("start the container"))
+        self.docker()
+            .await?
+            .start_container(name, None)
+            .await
+            .map_err(failed("start the container"))
     }
 
     /// Waits until the container stops. Returns its exit code, or `None` if it does not exist.
@@ -138,7 +150,9 @@ impl Engine {
         match self.docker().await?.wait_container(name, None).next().await {
             Some(Ok(stopped)) => Ok(Some(stopped.status_code)),
             Some(Err(EngineError::DockerContainerWaitError { code, .. })) => Ok(Some(code)),
-            Some(Err(EngineError::DockerResponseServerError { status_code: NOT_FOUND, .. })) => Ok(None),
+            Some(Err(EngineError::DockerResponseServerError {
+                status_code: NOT_FOUND, ..
+            })) => Ok(None),
             Some(Err(error)) => Err(failed("wait for the container")(error)),
             None => Err(Error::InitExited),
         }
@@ -151,7 +165,8 @@ impl Engine {
 
     /// Limits the processes of a running container. Returns `false` if the engine cannot.
     pub(super) async fn limit_pids(&self, name: &str, max: i64) -> Result<bool, Error> {
-        let update = ContainerUpdateBody { pids_limit: Some(max), ..ContainerUpdateBody::default() };
+        let update =
+            ContainerUpdateBody { pids_limit: Some(max), ..ContainerUpdateBody::default() };
         match self.docker().await?.update_container(name, update).await {
             Err(EngineError::DockerResponseServerError { status_code: NOT_FOUND, .. }) => Ok(false),
             result => result.map(|()| true).map_err(failed("limit the container")),
@@ -191,12 +206,16 @@ async fn detect_kind(docker: &Docker) -> Result<EngineKind, EngineError> {
         return Ok(EngineKind::Docker);
     }
     let version = docker.info().await?.cgroup_version;
-    Ok(EngineKind::Podman { lacks_cgroup_namespaces: version != Some(SystemInfoCgroupVersionEnum::_2) })
+    Ok(EngineKind::Podman {
+        lacks_cgroup_namespaces: version != Some(SystemInfoCgroupVersionEnum::_2),
+    })
 }
 
 fn ignore_absent(result: Result<(), EngineError>) -> Result<(), EngineError> {
     match result {
-        Err(EngineError::DockerResponseServerError { status_code: NOT_FOUND | CONFLICT, .. }) => Ok(()),
+        Err(EngineError::DockerResponseServerError {
+            status_code: NOT_FOUND | CONFLICT, ..
+        }) => Ok(()),
         result => result,
     }
 }

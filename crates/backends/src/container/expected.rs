@@ -27,7 +27,8 @@ const ENGINE_MOUNTS: [&str; 12] = [
 ];
 
 /// Adapts what a plan expects: the engine creates no user namespace, and its user has no capability
-/// with which `codelia-init` could lock the secure bits. The kernel of some runtimes is not the host's.
+/// with which `codelia-init` could lock the secure bits. The kernel of some runtimes is not the
+/// host's.
 pub(super) fn adapt(
     expected: &mut ExpectedEnvironment,
     plan: &Plan,
@@ -54,10 +55,16 @@ pub(super) fn adapt(
     }
     for file in plan.mounts.iter().filter(|mount| matches!(mount, Mount::File { .. })) {
         // The image may have a link there, which the engine follows.
-        expected.mounts.entry(file.target().to_owned()).and_modify(|mount| mount.follows_link = true);
+        expected
+            .mounts
+            .entry(file.target().to_owned())
+            .and_modify(|mount| mount.follows_link = true);
     }
     for target in engine_mounts(body) {
-        expected.mounts.entry(target).or_insert(ExpectedMount { is_optional: true, ..Default::default() });
+        expected
+            .mounts
+            .entry(target)
+            .or_insert(ExpectedMount { is_optional: true, ..Default::default() });
     }
     if plan.has_own_kernel() {
         adapt_to_other_kernel(expected);
@@ -74,10 +81,13 @@ fn engine_mounts(body: &ContainerCreateBody) -> Vec<PathBuf> {
     all.chain(host.masked_paths.unwrap_or_default()).chain(own).map(PathBuf::from).collect()
 }
 
-/// Nothing of the host can be compared with what such a kernel reports. It does not mask paths, and it
-/// has no settings to protect.
+/// Nothing of the host can be compared with what such a kernel reports. It does not mask paths, and
+/// it has no settings to protect.
 fn adapt_to_other_kernel(expected: &mut ExpectedEnvironment) {
-    expected.namespaces.values_mut().for_each(|namespace| *namespace = ExpectedNamespace::OtherKernel);
+    expected
+        .namespaces
+        .values_mut()
+        .for_each(|namespace| *namespace = ExpectedNamespace::OtherKernel);
     for mount in expected.mounts.values_mut() {
         (mount.identity, mount.file_system) = (None, None);
     }

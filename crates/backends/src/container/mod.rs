@@ -76,15 +76,20 @@ impl Container {
     }
 
     /// Adapts the setup: a runtime with its own kernel passes no descriptors out.
-    fn setup(&self, plan: &Plan, kind: EngineKind, body: &ContainerCreateBody) -> Result<Setup, Error> {
+    fn setup(
+        &self,
+        plan: &Plan,
+        kind: EngineKind,
+        body: &ContainerCreateBody,
+    ) -> Result<Setup, Error> {
         let mut setup = Setup { stay_after_exit: true, ..setup::of(plan)? };
         if let Some(security) = &mut setup.security {
             setup.relay_launch = plan.has_own_kernel();
             expected::adapt(&mut security.expected, plan, kind, body)?;
         }
         if setup.relay_launch {
-            // Such a kernel only estimates CPU time, which the control group counts, and does not share
-            // its signals and queues with the host.
+            // Such a kernel only estimates CPU time, which the control group counts, and does not
+            // share its signals and queues with the host.
             let is_set = |resource| {
                 matches!(resource, Resource::OpenFiles | Resource::CoreBytes | Resource::FileBytes)
             };
@@ -98,7 +103,8 @@ impl Container {
         match &error {
             Error::Engine { message, .. } if is_image_missing(message) => {
                 let image = self.options.image(plan).unwrap_or_default();
-                let message = format!("the worker's container engine does not have the image {image:?}");
+                let message =
+                    format!("the worker's container engine does not have the image {image:?}");
                 Error::refused(Reason::ImageMissing, message)
             }
             _ => error,
@@ -106,8 +112,13 @@ impl Container {
     }
 
     /// Runs a trivial command through a whole sandbox.
-    async fn try_sandbox(&self, host: Enforceable, only_executable: Option<&Path>) -> Result<(), Error> {
-        let plan = probe::isolated_plan(Mode::Container, &self.options.init, host, only_executable)?;
+    async fn try_sandbox(
+        &self,
+        host: Enforceable,
+        only_executable: Option<&Path>,
+    ) -> Result<(), Error> {
+        let plan =
+            probe::isolated_plan(Mode::Container, &self.options.init, host, only_executable)?;
         probe::run(self.create(&plan).await?, Path::new(PROBE)).await
     }
 
@@ -132,7 +143,8 @@ impl Container {
             Error::Engine { message, .. } if message.contains("runtime") => {
                 "register the runtime with the engine, or set sandbox.container_runtime".to_owned()
             }
-            _ => "run codelia-init manually in a container of this engine to see what it lacks".to_owned(),
+            _ => "run codelia-init manually in a container of this engine to see what it lacks"
+                .to_owned(),
         };
         Gap { missing: error.to_string(), remedy }
     }
@@ -151,7 +163,8 @@ fn require_network(plan: &Plan) -> Result<(), Error> {
 
 fn cgroup_namespace_gap() -> Gap {
     Gap {
-        missing: "cgroup namespaces: commands see the name of their control group on the host".to_owned(),
+        missing: "cgroup namespaces: commands see the name of their control group on the host"
+            .to_owned(),
         remedy: "boot with cgroup v2, or use Docker".to_owned(),
     }
 }
@@ -166,7 +179,8 @@ fn mounts_gap() -> Gap {
 fn violations_gap(error: &Error) -> Gap {
     Gap {
         missing: format!("reports of blocked system calls (they are still denied): {error}"),
-        remedy: "use a runtime that runs on the host's kernel (runc) if you need the reports".to_owned(),
+        remedy: "use a runtime that runs on the host's kernel (runc) if you need the reports"
+            .to_owned(),
     }
 }
 
@@ -183,11 +197,17 @@ impl Backend for Container {
 
     async fn probe(&self) -> Capabilities {
         let mut gaps = Vec::new();
-        let capabilities =
-            |usable, enforceable, gaps| Capabilities { mode: Mode::Container, usable, enforceable, gaps };
+        let capabilities = |usable, enforceable, gaps| Capabilities {
+            mode: Mode::Container,
+            usable,
+            enforceable,
+            gaps,
+        };
         let limits = match self.engine.limits(&mut gaps).await {
             Ok(limits) => limits,
-            Err(error) => return capabilities(false, Enforceable::default(), vec![self.gap(&error)]),
+            Err(error) => {
+                return capabilities(false, Enforceable::default(), vec![self.gap(&error)]);
+            }
         };
         if self.engine.kind().await.is_ok_and(EngineKind::lacks_cgroup_namespaces) {
             gaps.push(cgroup_namespace_gap());
@@ -200,7 +220,9 @@ impl Backend for Container {
             Ok(()) => limits,
             Err(error) => {
                 let without = Enforceable { violations: false, ..limits };
-                if !matches!(error, Error::InitFailed(_)) || self.try_sandbox(without, None).await.is_err() {
+                if !matches!(error, Error::InitFailed(_))
+                    || self.try_sandbox(without, None).await.is_err()
+                {
                     gaps.push(self.gap(&error));
                     return capabilities(false, without, gaps);
                 }

@@ -6,7 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use bollard::models::{Mount as EngineMount, MountBindOptions, MountBindOptionsPropagationEnum, MountType};
+use bollard::models::{
+    Mount as EngineMount, MountBindOptions, MountBindOptionsPropagationEnum, MountType,
+};
 use codelia_policy::{Ids, Mount, Plan};
 
 use super::{control_dir::ControlDir, engine::EngineKind, spec::EngineTarget};
@@ -19,7 +21,8 @@ use crate::{
 /// Path of the control socket inside. It refuses connections once `codelia-init` has connected.
 pub(super) const CONTROL_SOCKET: &str = "/.codelia-control";
 
-/// Masked next to what is not shown of `/proc`: the identity of the host's start, and all of `/sys`.
+/// Masked next to what is not shown of `/proc`: the identity of the host's start, and all of
+/// `/sys`.
 const MASKED: [&str; 2] = ["/proc/sys/kernel/random/boot_id", "/sys"];
 
 /// Everything in `/proc` that is neither a process nor shown: the kernel of the containers is ours.
@@ -27,7 +30,9 @@ fn masked() -> Result<Vec<String>, Error> {
     let mut masked = MASKED.map(str::to_owned).to_vec();
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        if !name.bytes().all(|byte| byte.is_ascii_digit()) && !SHOWN_IN_PROC.contains(&name.as_str()) {
+        if !name.bytes().all(|byte| byte.is_ascii_digit())
+            && !SHOWN_IN_PROC.contains(&name.as_str())
+        {
             masked.push(format!("/proc/{name}"));
         }
     }
@@ -50,7 +55,10 @@ impl Filesystem {
         control_dir: &mut ControlDir,
     ) -> Result<Self, Error> {
         let entries = [
-            (INIT.into(), Entry::Bind { source: control_dir.add_program(&options.init)?, writable: false }),
+            (
+                INIT.into(),
+                Entry::Bind { source: control_dir.add_program(&options.init)?, writable: false },
+            ),
             (CONTROL_SOCKET.into(), Entry::Bind { source: control_dir.socket(), writable: true }),
         ];
         let mut builder = FilesystemBuilder {
@@ -101,7 +109,9 @@ impl FilesystemBuilder<'_> {
                 tmpfs(&format!("rw,exec,mode=1777,size={size_bytes}{}", self.owner_option()?))
             }
             Mount::File { text, .. } => self.file(text, 0o444)?,
-            Mount::Hidden { target, even_if_absent } => return self.mask(target, mask, *even_if_absent),
+            Mount::Hidden { target, even_if_absent } => {
+                return self.mask(target, mask, *even_if_absent);
+            }
             // The engine always mounts both.
             Mount::Proc | Mount::Dev => return Ok(()),
             Mount::Overlay { .. } => {
@@ -123,10 +133,19 @@ impl FilesystemBuilder<'_> {
     /// Podman does not have this option.
     fn owner_option(&self) -> Result<String, Error> {
         let Ids { uid, gid } = isolation::ids(self.plan)?;
-        Ok(if self.kind == EngineKind::Docker { format!(",uid={uid},gid={gid}") } else { String::new() })
+        Ok(if self.kind == EngineKind::Docker {
+            format!(",uid={uid},gid={gid}")
+        } else {
+            String::new()
+        })
     }
 
-    fn mask(&mut self, target: &Path, mask: &MaskTarget, even_if_absent: bool) -> Result<(), Error> {
+    fn mask(
+        &mut self,
+        target: &Path,
+        mask: &MaskTarget,
+        even_if_absent: bool,
+    ) -> Result<(), Error> {
         match mask {
             MaskTarget::Directory(path) => {
                 self.entries.insert(path.clone(), tmpfs("ro,mode=0000,size=4096"));
@@ -160,7 +179,9 @@ impl FilesystemBuilder<'_> {
                 Entry::Bind { source, writable } => {
                     filesystem.mounts.push(bind_mount(&source, target, writable)?);
                 }
-                Entry::Tmpfs { options } => drop(filesystem.tmpfs.insert(target, options + no_copy)),
+                Entry::Tmpfs { options } => {
+                    drop(filesystem.tmpfs.insert(target, options + no_copy))
+                }
             }
         }
         Ok(filesystem)
@@ -189,7 +210,8 @@ fn bind_mount(source: &Path, target: String, writable: bool) -> Result<EngineMou
 
 /// Access to the engine's socket is root access to its host.
 fn refuse_engine_socket(source: &Path, socket: &Path) -> Result<(), Error> {
-    let [source, socket] = [source, socket].map(|path| path.canonicalize().unwrap_or(path.to_owned()));
+    let [source, socket] =
+        [source, socket].map(|path| path.canonicalize().unwrap_or(path.to_owned()));
     if socket.starts_with(&source) {
         return Err(Error::Unenforceable { field: "policy.filesystem" });
     }

@@ -92,10 +92,13 @@ impl ContainerProcess {
     async fn exit_error(&self) -> Error {
         match self.engine.state(&self.name).await {
             Ok(state) => {
-                let (error, code) = (state.error.unwrap_or_default(), state.exit_code.unwrap_or_default());
+                let (error, code) =
+                    (state.error.unwrap_or_default(), state.exit_code.unwrap_or_default());
                 Error::Tool {
                     mode: Mode::Container,
-                    message: format!("codelia-init exited with code {code} {error}").trim_end().to_owned(),
+                    message: format!("codelia-init exited with code {code} {error}")
+                        .trim_end()
+                        .to_owned(),
                 }
             }
             Err(error) => error,

@@ -1,7 +1,7 @@
-//! Flags of a container's mounts that engines have no option for: `nosuid` and `nodev` on binds, and
-//! the layout of its workspace.
-//! They change in the container's own mount namespace, so nothing is left when it is gone. The sockets
-//! of its network are made in the same way.
+//! Flags of a container's mounts that engines have no option for: `nosuid` and `nodev` on binds,
+//! and the layout of its workspace.
+//! They change in the container's own mount namespace, so nothing is left when it is gone. The
+//! sockets of its network are made in the same way.
 
 use std::{
     fs::File,

@@ -2,8 +2,8 @@
 //! [`super::mounts`].
 
 use bollard::models::{
-    ContainerCreateBody, HostConfig, HostConfigCgroupnsModeEnum, HostConfigLogConfig, ResourcesUlimits,
-    RestartPolicy, RestartPolicyNameEnum,
+    ContainerCreateBody, HostConfig, HostConfigCgroupnsModeEnum, HostConfigLogConfig,
+    ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
 };
 use codelia_policy::Plan;
 use codelia_sys::{proc_self, process, process_id::ProcessId, rlimit};
@@ -106,7 +106,9 @@ fn host_config(
         masked_paths: Some(filesystem.masked),
         readonly_paths: Some(vec![SETTINGS.to_owned()]),
         readonly_rootfs: Some(true),
-        network_mode: Some(if plan.network == NetworkMode::Host { "host" } else { "none" }.to_owned()),
+        network_mode: Some(
+            if plan.network == NetworkMode::Host { "host" } else { "none" }.to_owned(),
+        ),
         // A private namespace without the engine's /dev/shm: the plan has one.
         ipc_mode: Some("none".to_owned()),
         cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
@@ -116,7 +118,9 @@ fn host_config(
         // Memory plus swap: no swap.
         memory_swap: Some(memory),
         cpu_period: Some(CPU_PERIOD),
-        cpu_quota: Some((signed(plan.limits.cpu_millicores) * CPU_PERIOD / 1000).max(MIN_CPU_QUOTA)),
+        cpu_quota: Some(
+            (signed(plan.limits.cpu_millicores) * CPU_PERIOD / 1000).max(MIN_CPU_QUOTA),
+        ),
         cpuset_cpus: plan.cpus.as_deref().map(cpu_list).transpose()?,
         pids_limit: Some(max_pids(plan).max(PIDS_TO_START)),
         ulimits: Some(ulimits(plan)),
@@ -160,7 +164,8 @@ fn seccomp_profile() -> String {
         "aarch64" => "SCMP_ARCH_AARCH64",
         _ => "SCMP_ARCH_X86_64",
     };
-    json!({ "defaultAction": "SCMP_ACT_ALLOW", "architectures": [architecture], "syscalls": [] }).to_string()
+    json!({ "defaultAction": "SCMP_ACT_ALLOW", "architectures": [architecture], "syscalls": [] })
+        .to_string()
 }
 
 /// Includes `codelia-init`. For a runtime with its own kernel the limit is rough: it protects the

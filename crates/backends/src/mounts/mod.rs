@@ -1,4 +1,5 @@
-//! The files of the host in a sandbox, for the modes that show them: `native`, `bwrap` and `nsjail`.
+//! The files of the host in a sandbox, for the modes that show them: `native`, `bwrap` and
+//! `nsjail`.
 
 pub(crate) mod layout;
 pub(crate) mod overlay;

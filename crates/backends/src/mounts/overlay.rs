@@ -56,7 +56,11 @@ impl Namespaces {
 
 impl Overlays {
     /// Mounts the overlays of a plan that are not mounted yet. Returns `None` if it has none.
-    pub(crate) async fn mount(&self, init: &Path, plan: &Plan) -> Result<Option<Arc<Namespaces>>, Error> {
+    pub(crate) async fn mount(
+        &self,
+        init: &Path,
+        plan: &Plan,
+    ) -> Result<Option<Arc<Namespaces>>, Error> {
         let Some(request) = overlay_request(plan)? else { return Ok(None) };
         let session = self.session(&request.directory);
         // The lock serializes mounts of a session: each must know what is mounted already.
@@ -75,25 +79,32 @@ impl Overlays {
 }
 
 impl SessionOverlays {
-    async fn mount(&mut self, init: &Path, request: OverlayRequest) -> Result<Arc<Namespaces>, Error> {
+    async fn mount(
+        &mut self,
+        init: &Path,
+        request: OverlayRequest,
+    ) -> Result<Arc<Namespaces>, Error> {
         let existing = self.namespaces.upgrade();
         if existing.is_none() {
             self.hidden.clear();
         }
-        let differs =
-            |overlay: &Overlay| self.hidden.get(&overlay.name).is_some_and(|known| *known != overlay.hidden);
+        let differs = |overlay: &Overlay| {
+            self.hidden.get(&overlay.name).is_some_and(|known| *known != overlay.hidden)
+        };
         // A mounted overlay shows something that this plan hides, or the reverse.
         if request.overlays.iter().any(differs) {
             return Err(Error::Unenforceable { field: FIELD });
         }
-        let all_mounted = request.overlays.iter().all(|overlay| self.hidden.contains_key(&overlay.name));
+        let all_mounted =
+            request.overlays.iter().all(|overlay| self.hidden.contains_key(&overlay.name));
         let namespaces = match existing {
             Some(existing) if all_mounted => existing,
             Some(existing) => run_init(init, &request, &existing.0).await.map(|_| existing)?,
             None => Arc::new(Namespaces(run_init(init, &request, &[]).await?)),
         };
         self.namespaces = Arc::downgrade(&namespaces);
-        self.hidden.extend(request.overlays.into_iter().map(|overlay| (overlay.name, overlay.hidden)));
+        self.hidden
+            .extend(request.overlays.into_iter().map(|overlay| (overlay.name, overlay.hidden)));
         Ok(namespaces)
     }
 }
@@ -106,12 +117,17 @@ fn overlay_request(plan: &Plan) -> Result<Option<OverlayRequest>, Error> {
     for mount in &plan.mounts {
         let (source, target, layer, kind) = match mount {
             Mount::Overlay { source, target, layer } => (source, target, layer, OverlayKind::Host),
-            Mount::Transaction { source, target, layer } => (source, target, layer, OverlayKind::Transaction),
-            Mount::Volume { source, target, layer, mode } => (source, target, layer, volume_kind(*mode)),
+            Mount::Transaction { source, target, layer } => {
+                (source, target, layer, OverlayKind::Transaction)
+            }
+            Mount::Volume { source, target, layer, mode } => {
+                (source, target, layer, volume_kind(*mode))
+            }
             _ => continue,
         };
         let field = if matches!(kind, OverlayKind::Volume { .. }) { VOLUMES_FIELD } else { FIELD };
-        let (Some(parent), Some(name)) = (layer.parent(), layer.file_name().and_then(|name| name.to_str()))
+        let (Some(parent), Some(name)) =
+            (layer.parent(), layer.file_name().and_then(|name| name.to_str()))
         else {
             return Err(Error::Unenforceable { field });
         };
@@ -165,14 +181,17 @@ fn hidden_path(
     hidden: &Path,
     even_if_absent: bool,
 ) -> Result<Option<PathBuf>, Error> {
-    let shown = Mount::Bind { source: source.to_owned(), target: target.to_owned(), writable: false };
+    let shown =
+        Mount::Bind { source: source.to_owned(), target: target.to_owned(), writable: false };
     let mut mounts = MountTable::default();
     mounts.add(&shown);
-    let (MaskTarget::Directory(path) | MaskTarget::File(path)) = mounts.resolve(hidden, even_if_absent)?
+    let (MaskTarget::Directory(path) | MaskTarget::File(path)) =
+        mounts.resolve(hidden, even_if_absent)?
     else {
         return Ok(None);
     };
-    let relative = path.strip_prefix(target).ok().filter(|relative| !relative.as_os_str().is_empty());
+    let relative =
+        path.strip_prefix(target).ok().filter(|relative| !relative.as_os_str().is_empty());
     Ok(relative.map(Path::to_owned))
 }
 
@@ -222,7 +241,8 @@ mod tests {
     /// A plan with one overlay.
     fn plan(layers: &Path) -> Plan {
         let mut plan =
-            probe::isolated_plan(Mode::Bwrap, Path::new("/init"), Enforceable::EVERYTHING, None).unwrap();
+            probe::isolated_plan(Mode::Bwrap, Path::new("/init"), Enforceable::EVERYTHING, None)
+                .unwrap();
         let (source, target) = ("/usr".into(), "/usr".into());
         plan.mounts.push(Mount::Overlay { source, target, layer: layers.join("usr") });
         plan

@@ -10,7 +10,8 @@ use std::{
 };
 
 use codelia_init::{
-    ExpectedEnvironment, ExpectedMount, FileIdentity, Mask, PrivatePath, STAGING_DIR, StagedMount, View,
+    ExpectedEnvironment, ExpectedMount, FileIdentity, Mask, PrivatePath, STAGING_DIR, StagedMount,
+    View,
 };
 use codelia_policy::{Mount, Plan};
 use codelia_sys::{Errno, proc_self};
@@ -39,8 +40,8 @@ pub(crate) fn of(plan: &Plan, masks: &Masks, copies_files: bool) -> Result<View,
     Ok(view)
 }
 
-/// Where the tool makes a mount or file of the plan, by its index. One below a directory of the runtime
-/// is made elsewhere, and `codelia-init` mounts it in its place.
+/// Where the tool makes a mount or file of the plan, by its index. One below a directory of the
+/// runtime is made elsewhere, and `codelia-init` mounts it in its place.
 pub(crate) fn place(plan: &Plan, index: usize) -> PathBuf {
     let target = plan.mounts[index].target();
     let is_above = |(runtime, mount): (usize, &Mount)| {
@@ -86,7 +87,8 @@ fn expect_root_and_devices(expected: &mut ExpectedEnvironment) {
     expected.mounts.insert("/".into(), read_only());
     let dev = Path::new("/dev");
     if expected.mounts.contains_key(dev) {
-        let entries = DEVICES.iter().chain(&["pts"]).map(|name| (dev.join(name), ExpectedMount::default()));
+        let entries =
+            DEVICES.iter().chain(&["pts"]).map(|name| (dev.join(name), ExpectedMount::default()));
         expected.mounts.extend(entries);
     }
 }
@@ -107,24 +109,30 @@ pub(crate) fn is_covered(path: &Path, later: &[Mount]) -> bool {
 /// Whether every tool makes a mount for it, or a file that can be mounted elsewhere.
 fn is_mounted(mount: &Mount) -> bool {
     match mount {
-        Mount::Bind { .. } | Mount::Overlay { .. } | Mount::Transaction { .. } | Mount::Tmpfs { .. } => true,
+        Mount::Bind { .. }
+        | Mount::Overlay { .. }
+        | Mount::Transaction { .. }
+        | Mount::Tmpfs { .. } => true,
         Mount::Volume { .. } => true,
         Mount::Runtime { .. } | Mount::File { .. } => true,
         Mount::Proc | Mount::Dev | Mount::Symlink { .. } | Mount::Hidden { .. } => false,
     }
 }
 
-/// `None` for what needs no view: what the tool copies, and files that a command cannot open, so that
-/// it can neither watch nor lock them.
-fn private_path(path: &Path, plan: &Plan, copies_files: bool) -> Result<Option<PrivatePath>, Error> {
+/// `None` for what needs no view: what the tool copies, and files that a command cannot open, so
+/// that it can neither watch nor lock them.
+fn private_path(
+    path: &Path,
+    plan: &Plan,
+    copies_files: bool,
+) -> Result<Option<PrivatePath>, Error> {
     let metadata = fs::metadata(path)?;
     if !metadata.is_dir() && (copies_files || !is_readable(&metadata)) {
         return Ok(None);
     }
-    let below =
-        plan.mounts.iter().enumerate().filter(|(_, mount)| {
-            is_mounted(mount) && mount.target() != path && mount.target().starts_with(path)
-        });
+    let below = plan.mounts.iter().enumerate().filter(|(_, mount)| {
+        is_mounted(mount) && mount.target() != path && mount.target().starts_with(path)
+    });
     let staged = |(index, mount): (usize, &Mount)| StagedMount {
         staged: place(plan, index),
         target: mount.target().to_owned(),
@@ -139,7 +147,8 @@ fn private_path(path: &Path, plan: &Plan, copies_files: bool) -> Result<Option<P
 }
 
 /// The host's mounts, read once.
-static HOST_MOUNTS: LazyLock<Result<Vec<proc_self::Mount>, Errno>> = LazyLock::new(proc_self::mounts);
+static HOST_MOUNTS: LazyLock<Result<Vec<proc_self::Mount>, Errno>> =
+    LazyLock::new(proc_self::mounts);
 
 fn host_mounts_below(path: &Path) -> Result<Vec<PathBuf>, Error> {
     let mounts = HOST_MOUNTS.as_ref().map_err(|errno| io::Error::from(*errno))?;

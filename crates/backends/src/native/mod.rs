@@ -1,8 +1,8 @@
 //! Mode `native`: namespaces and mounts without a tool.
 //!
-//! A process for each active session (`codelia-init --zygote`) holds what its sandboxes have in common.
-//! A sandbox is a fork of that process in namespaces of its own, so that nothing is executed until the
-//! command is.
+//! A process for each active session (`codelia-init --zygote`) holds what its sandboxes have in
+//! common. A sandbox is a fork of that process in namespaces of its own, so that nothing is
+//! executed until the command is.
 
 mod plan;
 mod process;
@@ -127,7 +127,8 @@ impl Native {
         group: Option<&Group>,
     ) -> Result<(Control, NativeProcess), Error> {
         let wanted = plan::zygote(plan, setup)?;
-        let (started, zygote, namespaces) = self.start_in_zygote(plan, wanted, namespaces, group).await?;
+        let (started, zygote, namespaces) =
+            self.start_in_zygote(plan, wanted, namespaces, group).await?;
         Ok((started.control, NativeProcess::new(started.init, plan, zygote, namespaces)?))
     }
 
@@ -139,10 +140,14 @@ impl Native {
         namespaces: Option<Arc<Namespaces>>,
         group: Option<&Group>,
     ) -> Result<(Started, Arc<Zygote>, Option<Arc<Namespaces>>), Error> {
-        let fds = namespaces.as_deref().map(Namespaces::try_clone_fds).transpose()?.unwrap_or_default();
+        let fds =
+            namespaces.as_deref().map(Namespaces::try_clone_fds).transpose()?.unwrap_or_default();
         // Overlays and volumes are gone with the last sandbox, and a transaction's with its run.
         let is_mounted_outside = |mount: &Mount| {
-            matches!(mount, Mount::Overlay { .. } | Mount::Transaction { .. } | Mount::Volume { .. })
+            matches!(
+                mount,
+                Mount::Overlay { .. } | Mount::Transaction { .. } | Mount::Volume { .. }
+            )
         };
         if plan.mounts.iter().any(is_mounted_outside) {
             let zygote = Arc::new(Zygote::create(&self.init, &wanted, fds).await?);
@@ -206,7 +211,9 @@ impl Backend for Native {
 
 fn remedy(error: &Error) -> &'static str {
     match error {
-        Error::InitFailed(Failure { step: Step::ZygoteNamespaces | Step::StartSandbox, .. }) => {
+        Error::InitFailed(Failure {
+            step: Step::ZygoteNamespaces | Step::StartSandbox, ..
+        }) => {
             "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone; on \
              Ubuntu kernel.apparmor_restrict_unprivileged_userns=0 or a profile for codelia-init), on Linux 5.12 \
              or later"

@@ -37,8 +37,8 @@ struct SourceIdentity {
     content: Option<(i64, i64, u64)>,
 }
 
-/// The zygote of a plan. A mount is made for each sandbox if it is a `/proc`, a terminal or a tmpfs, or
-/// if it is above or below such a mount that comes earlier in the plan.
+/// The zygote of a plan. A mount is made for each sandbox if it is a `/proc`, a terminal or a
+/// tmpfs, or if it is above or below such a mount that comes earlier in the plan.
 pub(super) fn zygote(plan: &Plan, setup: Setup) -> Result<ZygoteSpec, Error> {
     let mut split = Split::default();
     for (index, mount) in plan.mounts.iter().enumerate() {
@@ -54,7 +54,12 @@ pub(super) fn zygote(plan: &Plan, setup: Setup) -> Result<ZygoteSpec, Error> {
         own_mounts: split.own,
         setup,
     };
-    Ok(ZygoteSpec { session: plan.session, ids: isolation::ids(plan)?, zygote, sources: split.sources })
+    Ok(ZygoteSpec {
+        session: plan.session,
+        ids: isolation::ids(plan)?,
+        zygote,
+        sources: split.sources,
+    })
 }
 
 #[derive(Default)]
@@ -73,17 +78,22 @@ impl Split {
         if place == Path::new("/") {
             return Err(Error::Unenforceable { field: "mounts" });
         }
-        let overlaps = self.own_targets.iter().any(|own| place.starts_with(own) || own.starts_with(&place));
+        let overlaps =
+            self.own_targets.iter().any(|own| place.starts_with(own) || own.starts_with(&place));
         match mount {
             Mount::Proc => self.add_own(OwnMount::Proc, place),
             Mount::Tmpfs { size_bytes, .. } => {
-                self.add_own(OwnMount::Tmpfs { target: place.clone(), size_bytes: *size_bytes }, place);
+                self.add_own(
+                    OwnMount::Tmpfs { target: place.clone(), size_bytes: *size_bytes },
+                    place,
+                );
             }
             Mount::Dev | Mount::Runtime { .. } if overlaps => {
                 return Err(Error::Unenforceable { field: "mounts" });
             }
             Mount::Dev => {
-                self.shared.push(ZygoteMount::Dev { devices: view::DEVICES.map(str::to_owned).to_vec() });
+                self.shared
+                    .push(ZygoteMount::Dev { devices: view::DEVICES.map(str::to_owned).to_vec() });
                 self.add_own(OwnMount::Terminals { max: MAX_TERMINALS }, place.join("pts"));
             }
             Mount::Symlink { to, .. } if overlaps => {
@@ -115,7 +125,8 @@ impl Split {
                 self.add_source(&metadata(source)?, false);
                 ZygoteMount::Bind { source: source.clone(), target, writable: *writable }
             }
-            // A copy of a file that everyone may read is faster than a mount, and no inode is shared.
+            // A copy of a file that everyone may read is faster than a mount, and no inode is
+            // shared.
             Mount::Runtime { path } => {
                 let metadata = metadata(path)?;
                 let is_copied = metadata.is_file() && view::is_readable(&metadata);
@@ -137,7 +148,11 @@ impl Split {
                 ZygoteMount::Bind { source: overlay::mount_point(layer), target, writable }
             }
             Mount::File { text, .. } => ZygoteMount::File { target, text: text.clone() },
-            Mount::Tmpfs { .. } | Mount::Proc | Mount::Dev | Mount::Symlink { .. } | Mount::Hidden { .. } => {
+            Mount::Tmpfs { .. }
+            | Mount::Proc
+            | Mount::Dev
+            | Mount::Symlink { .. }
+            | Mount::Hidden { .. } => {
                 return Ok(());
             }
         };

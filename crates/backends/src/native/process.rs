@@ -22,8 +22,8 @@ use crate::{
 
 use super::zygote::Zygote;
 
-/// PID 1 of a sandbox's namespace. When it has ended, the kernel has killed all other processes of the
-/// namespace.
+/// PID 1 of a sandbox's namespace. When it has ended, the kernel has killed all other processes of
+/// the namespace.
 #[derive(Debug)]
 pub(super) struct NativeProcess {
     init: AsyncFd<PidFd>,

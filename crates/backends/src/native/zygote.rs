@@ -63,7 +63,8 @@ impl Zygote {
         let request = ZygoteRequest::Create(Box::new(spec.zygote.clone()));
         let sent = socket.send(&request, &[]).await;
         // If sending failed, the process may have reported why before it exited.
-        let report = timeout(SETUP_TIMEOUT, socket.receive()).await.map_err(|_| Error::InitTimeout)?;
+        let report =
+            timeout(SETUP_TIMEOUT, socket.receive()).await.map_err(|_| Error::InitTimeout)?;
         match report? {
             Some(Report::Ready) => {
                 let requests = Mutex::new(Requests { socket, is_unanswered: false });
@@ -94,7 +95,8 @@ impl Zygote {
             cgroup_fds: joins.len(),
             are_mounts_checked: self.are_mounts_checked.load(Ordering::Relaxed),
         });
-        let fds: Vec<_> = [&remote].into_iter().chain(&directory).chain(&joins).map(AsFd::as_fd).collect();
+        let fds: Vec<_> =
+            [&remote].into_iter().chain(&directory).chain(&joins).map(AsFd::as_fd).collect();
         let mut requests = self.requests.lock().await;
         let init = requests.start(&request, &fds).await?;
         Ok(Started { control, init })
@@ -102,7 +104,11 @@ impl Zygote {
 }
 
 impl Requests {
-    async fn start(&mut self, request: &ZygoteRequest, fds: &[BorrowedFd<'_>]) -> Result<PidFd, Error> {
+    async fn start(
+        &mut self,
+        request: &ZygoteRequest,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<PidFd, Error> {
         if std::mem::replace(&mut self.is_unanswered, true) {
             return Err(Error::InitExited);
         }
@@ -118,9 +124,10 @@ impl Requests {
     }
 }
 
-/// The directory to start a sandbox in. The kernel asks whether the user of the holder may write to the
-/// group and to the one above it. With a worker that is root that is another user, who could then move
-/// processes of other sessions: there init joins the group through descriptors of the worker.
+/// The directory to start a sandbox in. The kernel asks whether the user of the holder may write to
+/// the group and to the one above it. With a worker that is root that is another user, who could
+/// then move processes of other sessions: there init joins the group through descriptors of the
+/// worker.
 fn start_directory(group: &Group) -> Result<Option<OwnedFd>, Error> {
     if process::own_uid() == 0 { Ok(None) } else { Ok(group.open_directory()?) }
 }

@@ -1,5 +1,5 @@
-//! The zygotes that are kept for the next runs of their sessions: those that were used last, and not
-//! for long after a use.
+//! The zygotes that are kept for the next runs of their sessions: those that were used last, and
+//! not for long after a use.
 
 use std::{
     path::Path,
@@ -89,7 +89,8 @@ impl Zygotes {
     fn keep(&self, spec: &ZygoteSpec) -> Arc<OnceCell<Arc<Zygote>>> {
         let (mut kept, now) = (self.lock(), Instant::now());
         let found = kept.iter().position(|one| one.spec == *spec).map(|index| kept.remove(index));
-        let new = || Kept { spec: spec.clone(), zygote: Arc::default(), made_at: now, used_at: now };
+        let new =
+            || Kept { spec: spec.clone(), zygote: Arc::default(), made_at: now, used_at: now };
         let one = found.filter(|one| one.made_at.elapsed() < MAX_AGE).unwrap_or_else(new);
         let zygote = one.zygote.clone();
         kept.push(Kept { used_at: now, ..one });

@@ -46,11 +46,14 @@ impl Cgroups {
             }
         };
         if let Some(cpus) = &plan.cpus {
-            group.limit_cpus(&self.hierarchy, cpus).map_err(unenforceable("policy.resources.cpus"))?;
+            group
+                .limit_cpus(&self.hierarchy, cpus)
+                .map_err(unenforceable("policy.resources.cpus"))?;
         }
         if let Some(field) = plan.io.field() {
             let limits = Device::of(&plan.root).map(|device| device_limits(device, plan.io));
-            let limited = limits.and_then(|limits| group.limit_device(&self.hierarchy, Some(limits)));
+            let limited =
+                limits.and_then(|limits| group.limit_device(&self.hierarchy, Some(limits)));
             limited.map_err(unenforceable(field))?;
         }
         Ok(())
@@ -66,7 +69,8 @@ impl Cgroups {
         Ok(self.hierarchy.remove_orphans()?)
     }
 
-    /// Tries each controller on an empty group. `remedy` is for limits of runs that cannot be enforced.
+    /// Tries each controller on an empty group. `remedy` is for limits of runs that cannot be
+    /// enforced.
     pub(crate) fn probe(&self, remedy: &str, gaps: &mut Vec<Gap>) -> Enforceable {
         let tried = Controller::LIMITING.map(|controller| self.try_limit(controller));
         gaps.extend(limits_gap(&tried, remedy));
@@ -77,7 +81,8 @@ impl Cgroups {
         let mut try_optional = |controller: Controller| match self.try_optional_limit(controller) {
             Ok(()) => true,
             Err(error) => {
-                let remedy = format!("also delegate {} to the worker's control group", controller.as_str());
+                let remedy =
+                    format!("also delegate {} to the worker's control group", controller.as_str());
                 gaps.push(controller_gap(controller, &error, remedy));
                 false
             }
@@ -153,8 +158,10 @@ fn device_limits(device: Device, io: IoLimits) -> DeviceLimits {
 /// [`Controller::LIMITING`].
 fn limits_gap(tried: &[Result<(), codelia_sys::Error>; 3], remedy: &str) -> Option<Gap> {
     let limits = [Limit::MemoryBytes, Limit::Pids, Limit::CpuMillicores];
-    let failed = limits.iter().zip(tried).filter_map(|(limit, tried)| Some((*limit, tried.as_ref().err()?)));
-    let (fields, errors): (Vec<_>, Vec<_>) = failed.map(|(limit, error)| (limit.field(), error)).unzip();
+    let failed =
+        limits.iter().zip(tried).filter_map(|(limit, tried)| Some((*limit, tried.as_ref().err()?)));
+    let (fields, errors): (Vec<_>, Vec<_>) =
+        failed.map(|(limit, error)| (limit.field(), error)).unzip();
     let error = errors.first()?;
     let missing = format!("cgroups that enforce {}: {error}", fields.join(", "));
     Some(Gap { missing, remedy: remedy.to_owned() })

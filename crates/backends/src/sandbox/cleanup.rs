@@ -112,7 +112,10 @@ impl Drop for Cleanup {
             thread::sleep(BLOCKING_RETRY_DELAY);
         }
         let directories = group.directories().map(|directory| directory.to_string_lossy());
-        tracing::error!(directories = directories.collect::<Vec<_>>().join(" "), "control group not removed");
+        tracing::error!(
+            directories = directories.collect::<Vec<_>>().join(" "),
+            "control group not removed"
+        );
     }
 }
 

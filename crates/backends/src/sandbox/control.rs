@@ -41,7 +41,11 @@ impl Control {
 
     /// Sends a request with descriptors. A small request without descriptors is written in one
     /// piece, so concurrent calls do not mix.
-    pub(crate) async fn send(&self, request: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+    pub(crate) async fn send(
+        &self,
+        request: &impl Serialize,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), Error> {
         let frame = encode(request)?;
         let mut sent = self.send_some(&frame, fds).await?;
         while sent < frame.len() {

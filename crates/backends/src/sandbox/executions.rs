@@ -1,7 +1,7 @@
 //! Recognizes programs that a command may not execute, where a plan lists executables.
 //!
-//! Landlock denies them, whatever is found here: a command that changes the name after it was read, or
-//! that names the program in a way that is not understood, only avoids the report.
+//! Landlock denies them, whatever is found here: a command that changes the name after it was read,
+//! or that names the program in a way that is not understood, only avoids the report.
 
 use std::{
     os::fd::OwnedFd,

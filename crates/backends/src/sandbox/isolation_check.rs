@@ -68,7 +68,8 @@ impl IsolationCheck {
         if drifted.is_empty() {
             return Ok(Vec::new());
         }
-        // An id may belong to a process of somebody else by now: one that is still below init does not.
+        // An id may belong to a process of somebody else by now: one that is still below init does
+        // not.
         let still = init.processes()?;
         drifted.retain(|(pid, _)| still.contains(pid));
         let describe = |(pid, left): (Pid, String)| Drift {
@@ -83,7 +84,9 @@ impl IsolationCheck {
 impl Init {
     fn find(root: TreeRoot) -> Option<Self> {
         let pid = match root {
-            TreeRoot::Parent(tool) => process::first_of_namespace(&process::descendants(tool).ok()?)?,
+            TreeRoot::Parent(tool) => {
+                process::first_of_namespace(&process::descendants(tool).ok()?)?
+            }
             TreeRoot::First(init) => init,
         };
         Some(Self { pid, id: ProcessId::of(pid)?, place: Place::of(pid).ok()? })

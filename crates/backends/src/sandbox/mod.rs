@@ -91,7 +91,11 @@ impl ReadyParts {
 }
 
 impl Sandbox {
-    pub(crate) fn new(control: Control, process: Box<dyn SandboxProcess>, group: Option<Group>) -> Self {
+    pub(crate) fn new(
+        control: Control,
+        process: Box<dyn SandboxProcess>,
+        group: Option<Group>,
+    ) -> Self {
         Self { control, cleanup: Some(Cleanup::new(process, group)) }
     }
 
@@ -127,14 +131,17 @@ impl Sandbox {
         self.require_group()?;
         self.cleanup.as_ref().map_or(Ok(()), Cleanup::limit_terminals).map_err(io::Error::from)?;
         Ok(Ready {
-            launch: parts.launch.then(|| Control::new(self.control.take_descriptor()?)).transpose()?,
+            launch: parts
+                .launch
+                .then(|| Control::new(self.control.take_descriptor()?))
+                .transpose()?,
             listener: parts.listener.then(|| self.control.take_descriptor()).transpose()?,
             egress,
         })
     }
 
-    /// Checks from outside that init has joined its group. Without that no limit of the group holds, and
-    /// what it counts is zero.
+    /// Checks from outside that init has joined its group. Without that no limit of the group
+    /// holds, and what it counts is zero.
     fn require_group(&self) -> Result<(), Error> {
         match self.group().map(Group::has_processes).transpose()? {
             Some(false) => Err(Error::OutsideGroup),
@@ -143,7 +150,8 @@ impl Sandbox {
     }
 
     async fn receive_report(&mut self) -> Result<Report, Error> {
-        let report = timeout(SETUP_TIMEOUT, self.control.receive()).await.map_err(|_| Error::InitTimeout)?;
+        let report =
+            timeout(SETUP_TIMEOUT, self.control.receive()).await.map_err(|_| Error::InitTimeout)?;
         report?.ok_or(Error::InitExited)
     }
 

@@ -1,8 +1,8 @@
 //! Reports the limits that a command gets near to, each once.
 //!
-//! CPU time is seen on the way to its limit, where the command could first have used so much. Memory
-//! and processes are looked at from time to time, or by the watcher where no group counts them. What
-//! happened between two looks is seen at the end if it ended at the limit.
+//! CPU time is seen on the way to its limit, where the command could first have used so much.
+//! Memory and processes are looked at from time to time, or by the watcher where no group counts
+//! them. What happened between two looks is seen at the end if it ended at the limit.
 
 use std::{
     convert::Infallible,
@@ -18,7 +18,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// The interval between two looks at memory and processes. Most commands have ended before the first.
+/// The interval between two looks at memory and processes. Most commands have ended before the
+/// first.
 pub(super) const INTERVAL: Duration = Duration::from_millis(250);
 
 /// The limits of a plan that can be near.
@@ -173,7 +174,10 @@ mod tests {
     async fn cpu_time_says_how_much_is_left_until_near() {
         let near = near_limits();
         assert_eq!(near.check_cpu_time(Duration::from_secs(2)), Some(Duration::from_secs(6)));
-        assert_eq!(near.check_cpu_time(Duration::from_millis(7999)), Some(Duration::from_millis(1)));
+        assert_eq!(
+            near.check_cpu_time(Duration::from_millis(7999)),
+            Some(Duration::from_millis(1))
+        );
         assert_eq!(near.check_cpu_time(Duration::from_secs(8)), None);
     }
 }

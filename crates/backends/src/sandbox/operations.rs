@@ -1,9 +1,9 @@
 //! The log of a command's signals and file operations, where the plan asks for it.
 //!
-//! It only observes: each call continues, and the kernel reads the caller's memory again. So a second
-//! thread of the command can have the log show another name than the one that is used. The log is for
-//! people; nothing is decided by it. What it keeps is bounded in number, size and rate, and the rest is
-//! counted.
+//! It only observes: each call continues, and the kernel reads the caller's memory again. So a
+//! second thread of the command can have the log show another name than the one that is used. The
+//! log is for people; nothing is decided by it. What it keeps is bounded in number, size and rate,
+//! and the rest is counted.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -36,8 +36,8 @@ const DELETION_WINDOW: Duration = Duration::from_secs(10);
 /// Signals to this many different processes are suspicious.
 const MANY_TARGETS: usize = 50;
 
-/// What a command asked for, in one call or several equal ones in a row. Whether the call succeeded is
-/// not known.
+/// What a command asked for, in one call or several equal ones in a row. Whether the call succeeded
+/// is not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
     /// When the first call was made.
@@ -195,7 +195,12 @@ fn signal(form: Form, call: Notification) -> Option<i32> {
     }
 }
 
-fn describe(observed: &ObservedCall, call: Notification, target: Option<i32>, at: Instant) -> Operation {
+fn describe(
+    observed: &ObservedCall,
+    call: Notification,
+    target: Option<i32>,
+    at: Instant,
+) -> Operation {
     let (path, to, mode) = match observed.form {
         Form::Open { name, .. } | Form::Delete { name } => (Some(name), None, None),
         Form::File { name, to, mode } => (Some(name), to, mode),
@@ -298,7 +303,8 @@ mod tests {
 
     #[test]
     fn window_begins_again_after_its_length() {
-        let (mut window, begin, length) = (Window::default(), Instant::now(), Duration::from_secs(10));
+        let (mut window, begin, length) =
+            (Window::default(), Instant::now(), Duration::from_secs(10));
         assert_eq!((window.add(begin, length), window.add(begin, length)), (1, 2));
         assert_eq!(window.add(begin + length / 2, length), 3);
         assert_eq!(window.add(begin + length, length), 1);

@@ -49,7 +49,8 @@ pub(crate) fn outcome(status: ExitStatus, observed: Observations) -> Outcome {
         None => {}
     }
     let ended_by = |signal| {
-        status == ExitStatus::Signaled(signal) || status == ExitStatus::Exited(SHELL_SIGNAL_BASE + signal)
+        status == ExitStatus::Signaled(signal)
+            || status == ExitStatus::Exited(SHELL_SIGNAL_BASE + signal)
     };
     if ended_by(SIGKILL) && observed.oom_kills > 0 {
         return Outcome::Oom;
@@ -75,7 +76,10 @@ mod tests {
         let observed = Observations { oom_kills: 1, ..Observations::default() };
         assert_eq!(outcome(ExitStatus::Signaled(SIGKILL), observed), Outcome::Oom);
         assert_eq!(outcome(ExitStatus::Exited(137), observed), Outcome::Oom);
-        assert_eq!(outcome(ExitStatus::Signaled(SIGKILL), Observations::default()), Outcome::Signaled(9));
+        assert_eq!(
+            outcome(ExitStatus::Signaled(SIGKILL), Observations::default()),
+            Outcome::Signaled(9)
+        );
         assert_eq!(outcome(ExitStatus::Exited(0), observed), Outcome::Exited(0));
         assert_eq!(outcome(ExitStatus::Signaled(15), observed), Outcome::Signaled(15));
     }
@@ -94,16 +98,25 @@ mod tests {
         let limit = Outcome::Limit("cpu_time".into());
         assert_eq!(outcome(ExitStatus::Signaled(SIGXCPU), observed), limit);
         assert_eq!(outcome(ExitStatus::Exited(152), observed), limit);
-        assert_eq!(outcome(ExitStatus::Signaled(SIGXCPU), Observations::default()), Outcome::Signaled(24));
+        assert_eq!(
+            outcome(ExitStatus::Signaled(SIGXCPU), Observations::default()),
+            Outcome::Signaled(24)
+        );
         assert_eq!(outcome(ExitStatus::Exited(1), observed), Outcome::Exited(1));
     }
 
     #[test]
     fn kill_reason_overrides_the_exit_status() {
         for status in [ExitStatus::Signaled(SIGKILL), ExitStatus::Exited(0)] {
-            let killed =
-                |reason| Observations { kill_reason: Some(reason), oom_kills: 1, ..Observations::default() };
-            assert_eq!(outcome(status, killed(KillReason::CpuTime)), Outcome::Limit("cpu_time".into()));
+            let killed = |reason| Observations {
+                kill_reason: Some(reason),
+                oom_kills: 1,
+                ..Observations::default()
+            };
+            assert_eq!(
+                outcome(status, killed(KillReason::CpuTime)),
+                Outcome::Limit("cpu_time".into())
+            );
             let violation = Outcome::Violation("SYSCALL_BLOCKED".into());
             assert_eq!(outcome(status, killed(KillReason::Violations)), violation);
         }

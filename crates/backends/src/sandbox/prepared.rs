@@ -105,13 +105,22 @@ fn supervise(plan: &Plan, ready: &mut Ready) -> Result<Option<Supervisor>, Error
 
 #[async_trait]
 impl Prepared for WaitingSandbox {
-    async fn launch(mut self: Box<Self>, command: &CommandSpec, stdio: Stdio) -> Result<Launched, Error> {
+    async fn launch(
+        mut self: Box<Self>,
+        command: &CommandSpec,
+        stdio: Stdio,
+    ) -> Result<Launched, Error> {
         let requested = Instant::now();
         match self.start(command, stdio).await {
             Ok(terminal) => {
                 let started = Instant::now();
-                let running = RunningCommand::new(self.sandbox, self.supervisor, self.budget, started);
-                Ok(Launched { running: Box::new(running), setup_time: started - requested, terminal })
+                let running =
+                    RunningCommand::new(self.sandbox, self.supervisor, self.budget, started);
+                Ok(Launched {
+                    running: Box::new(running),
+                    setup_time: started - requested,
+                    terminal,
+                })
             }
             Err(error) => {
                 self.sandbox.destroy().await;
@@ -139,7 +148,11 @@ impl Prepared for WaitingSandbox {
 
 impl WaitingSandbox {
     /// Hands the command over. Returns the other side of its terminal, if it has one.
-    async fn start(&mut self, command: &CommandSpec, stdio: Stdio) -> Result<Option<OwnedFd>, Error> {
+    async fn start(
+        &mut self,
+        command: &CommandSpec,
+        stdio: Stdio,
+    ) -> Result<Option<OwnedFd>, Error> {
         let is_relayed = self.launch.is_none();
         if is_relayed && matches!(stdio, Stdio::Terminal(_)) {
             let message = "this sandbox cannot give a command a terminal; run it without one";
@@ -148,7 +161,9 @@ impl WaitingSandbox {
         let directory = self.open_directory(command)?;
         let request = Request::Launch(self.launch_request(command, &stdio));
         let mut fds = match &stdio {
-            Stdio::Files { stdin, stdout, stderr } => vec![stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
+            Stdio::Files { stdin, stdout, stderr } => {
+                vec![stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
+            }
             Stdio::Terminal(_) => Vec::new(),
         };
         fds.extend(directory.iter().map(AsFd::as_fd));
@@ -176,7 +191,9 @@ impl WaitingSandbox {
             directory: self.root.is_none().then(|| command.working_directory.clone()),
             terminal: match stdio {
                 Stdio::Files { .. } => None,
-                Stdio::Terminal(size) => Some(WindowSize { columns: size.columns, rows: size.rows }),
+                Stdio::Terminal(size) => {
+                    Some(WindowSize { columns: size.columns, rows: size.rows })
+                }
             },
         }
     }
@@ -186,7 +203,8 @@ fn is_proxy_variable(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with("_proxy")
 }
 
-/// Whether the command sets a variable itself, in any case: programs differ in which case they prefer.
+/// Whether the command sets a variable itself, in any case: programs differ in which case they
+/// prefer.
 fn sets(command: &CommandSpec, name: &str) -> bool {
     command.env.keys().any(|own| own.eq_ignore_ascii_case(name))
 }
@@ -212,7 +230,10 @@ async fn receive_launched(
                 terminal = Some(controller);
             }
             Some(Report::Failed(failure)) => {
-                return Err(Error::launch(failure, command.argv.first().map_or("", String::as_str)));
+                return Err(Error::launch(
+                    failure,
+                    command.argv.first().map_or("", String::as_str),
+                ));
             }
             Some(
                 Report::Started

@@ -41,14 +41,14 @@ pub(crate) trait SandboxProcess: Send + Sync + Debug {
         false
     }
 
-    /// Limits how many pseudo-terminals the sandbox can open, if the mode did not when it created the
-    /// sandbox and the worker is allowed to. Called when `codelia-init` is ready.
+    /// Limits how many pseudo-terminals the sandbox can open, if the mode did not when it created
+    /// the sandbox and the worker is allowed to. Called when `codelia-init` is ready.
     fn limit_terminals(&self) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Where the processes of the sandbox begin, with `codelia-init` as the first. `None` if this process
-    /// does not see them.
+    /// Where the processes of the sandbox begin, with `codelia-init` as the first. `None` if this
+    /// process does not see them.
     fn tool(&self) -> Option<TreeRoot> {
         None
     }

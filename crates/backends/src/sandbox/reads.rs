@@ -1,10 +1,10 @@
-//! Reads that wait for a person's decision: opens the files that a command asks for, and answers with
-//! the descriptor once somebody has allowed it.
+//! Reads that wait for a person's decision: opens the files that a command asks for, and answers
+//! with the descriptor once somebody has allowed it.
 //!
 //! The command's own rights (Landlock) end where decisions begin. So a call that is none of our
-//! business continues in the kernel, whatever its memory holds by then: it can open nothing that needs
-//! a decision. Only descriptors from here can, and each is opened before its decision and decided by
-//! the path of the file that was opened.
+//! business continues in the kernel, whatever its memory holds by then: it can open nothing that
+//! needs a decision. Only descriptors from here can, and each is opened before its decision and
+//! decided by the path of the file that was opened.
 //!
 //! Blocks for as long as file systems do: it runs on a thread of its own.
 
@@ -212,7 +212,9 @@ impl ReadGate {
             return Ok(Found::Gone);
         }
         let (Ok(name), Ok(root)) = (name, root) else { return Ok(Found::Free) };
-        let opened = fs_identity::as_user(self.ids.uid, self.ids.gid, || self.open_asked(&root, &name, open));
+        let opened = fs_identity::as_user(self.ids.uid, self.ids.gid, || {
+            self.open_asked(&root, &name, open)
+        });
         self.root = Some(root);
         Ok(match opened.flatten() {
             Ok(Some((path, file))) => Found::of(call, path, file, open),
@@ -232,7 +234,8 @@ impl ReadGate {
             return Ok(None);
         };
         let path = task_files::path_of_regular_file(&found)?;
-        let Some(path) = path.filter(|path| self.asked.iter().any(|asked| path.starts_with(asked))) else {
+        let Some(path) = path.filter(|path| self.asked.iter().any(|asked| path.starts_with(asked)))
+        else {
             return Ok(None);
         };
         let file = task_files::open_to_read(&found)?;
@@ -295,7 +298,12 @@ impl ReadGate {
         if !allow {
             return self.respond(waiting.call, Response::Fail(Errno::ACCESS));
         }
-        listener::respond_with(&self.listener, waiting.call, waiting.file.as_fd(), waiting.close_on_exec)
+        listener::respond_with(
+            &self.listener,
+            waiting.call,
+            waiting.file.as_fd(),
+            waiting.close_on_exec,
+        )
     }
 
     fn respond(&self, call: Notification, response: Response) -> Result<(), Errno> {
@@ -372,7 +380,11 @@ impl OpenCalls {
         let [first, second, third, ..] = call.args;
         if Some(call.nr) == self.openat {
             // The kernel reads 32 bits.
-            Some(OpenCall { directory: first as u32 as i32, name: second, flags: third & 0xffff_ffff })
+            Some(OpenCall {
+                directory: first as u32 as i32,
+                name: second,
+                flags: third & 0xffff_ffff,
+            })
         } else if Some(call.nr) == self.open {
             Some(OpenCall { directory: AT_FDCWD, name: first, flags: second & 0xffff_ffff })
         } else {
@@ -382,8 +394,8 @@ impl OpenCalls {
 }
 
 impl OpenCall {
-    /// Whether it can read the content of a regular file. What is asked for is mounted read-only, so
-    /// that others fail or create nothing there.
+    /// Whether it can read the content of a regular file. What is asked for is mounted read-only,
+    /// so that others fail or create nothing there.
     fn reads_a_file(self) -> bool {
         self.flags & O_ACCMODE == 0 && self.flags & (O_PATH | O_DIRECTORY | O_TRUNC | O_EXCL) == 0
     }
@@ -408,7 +420,8 @@ impl Decisions {
 
     /// The decision about a file: its own, else that of the nearest directory.
     fn get(&self, path: &Path) -> Option<bool> {
-        let of_directory = || path.ancestors().skip(1).find_map(|above| self.directories.get(above).copied());
+        let of_directory =
+            || path.ancestors().skip(1).find_map(|above| self.directories.get(above).copied());
         self.files.get(path).copied().or_else(of_directory)
     }
 }

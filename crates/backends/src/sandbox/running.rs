@@ -39,8 +39,9 @@ const MIN_CPU_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 const SOCKET_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The capacity of all processors, in thousandths of one. Cached: reading it opens files.
-static HOST_CPU_MILLIS: LazyLock<u64> =
-    LazyLock::new(|| std::thread::available_parallelism().map_or(1, |count| count.get() as u64) * 1000);
+static HOST_CPU_MILLIS: LazyLock<u64> = LazyLock::new(|| {
+    std::thread::available_parallelism().map_or(1, |count| count.get() as u64) * 1000
+});
 
 /// The limits that are checked here while a command runs: CPU time, with how fast the command can
 /// use it, and memory, for the buffers of sockets.
@@ -76,8 +77,8 @@ impl Budget {
         if self.counts_tasks { group.reader() } else { group.reader().without_tasks() }
     }
 
-    /// Waits until a group has used its CPU time. Sleeps for as long as that is impossible, or until
-    /// the group can first be near its limit.
+    /// Waits until a group has used its CPU time. Sleeps for as long as that is impossible, or
+    /// until the group can first be near its limit.
     async fn cpu_time_exhausted(self, group: &Group, near: &NearLimits) {
         loop {
             let used = group.cpu_time().unwrap_or_else(|error| {
@@ -167,7 +168,8 @@ impl RunningCommand {
             };
             match first {
                 Ok(report) => {
-                    self.kill_reason = is_keep_alive_expired(&report).then_some(KillReason::KeepAliveExpired);
+                    self.kill_reason =
+                        is_keep_alive_expired(&report).then_some(KillReason::KeepAliveExpired);
                     return exit_of(report);
                 }
                 Err(reason) => self.kill_reason = Some(reason),
@@ -250,7 +252,9 @@ fn usage(exit: Option<&Exit>, group: cgroup::Usage, wall_time: Duration) -> Usag
     let unreachable_attempts = reported(|exit| exit.unreachable_attempts);
     Usage {
         cpu_time: group.cpu_time.or(exit.map(|exit| exit.cpu_time)).unwrap_or_default(),
-        peak_memory_bytes: group.peak_memory_bytes.unwrap_or_else(|| reported(|exit| exit.peak_memory_bytes)),
+        peak_memory_bytes: group
+            .peak_memory_bytes
+            .unwrap_or_else(|| reported(|exit| exit.peak_memory_bytes)),
         wall_time,
         read_bytes: read.max(reported(|exit| exit.read_bytes)),
         written_bytes: written.max(reported(|exit| exit.written_bytes)),
@@ -357,7 +361,8 @@ impl Running for RunningCommand {
     }
 
     fn usage_reader(&self) -> Option<UsageReader> {
-        let of_group = self.sandbox.group().map(|group| UsageReader::of_group(self.budget.reader(group)));
+        let of_group =
+            self.sandbox.group().map(|group| UsageReader::of_group(self.budget.reader(group)));
         let of_watcher = || Some(self.watcher.as_ref()?.usage_reader(self.sandbox.tool()?));
         of_group.or_else(of_watcher)
     }

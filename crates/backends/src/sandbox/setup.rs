@@ -8,8 +8,8 @@ use std::{
 };
 
 use codelia_init::{
-    ExpectedEnvironment, ExpectedMount, ExpectedNamespace, FileIdentity, NAMESPACES, Rlimit, SecuritySetup,
-    Setup,
+    ExpectedEnvironment, ExpectedMount, ExpectedNamespace, FileIdentity, NAMESPACES, Rlimit,
+    SecuritySetup, Setup,
 };
 use codelia_policy::{Limit, Mount, Plan, SANDBOX_IDS, Security, VolumeMode};
 use codelia_sys::{Errno, proc_self, rlimit::Resource};
@@ -19,7 +19,10 @@ use crate::{Error, isolation::SHOWN_IN_PROC, mounts::layout, sandbox::egress, se
 
 /// The numbers of this process's namespaces. An isolated command must not be in any of them.
 static OWN_NAMESPACES: LazyLock<Result<Vec<(&str, u64)>, Errno>> = LazyLock::new(|| {
-    NAMESPACES.iter().map(|&name| proc_self::namespace_id(name).map(|number| (name, number))).collect()
+    NAMESPACES
+        .iter()
+        .map(|&name| proc_self::namespace_id(name).map(|number| (name, number)))
+        .collect()
 });
 
 /// More than any ordinary program uses. POSIX timers count too.
@@ -38,7 +41,8 @@ const WATCHED_PIDS_MARGIN: u64 = 16;
 /// # Errors
 /// No filter can be built for the plan's system calls.
 pub(crate) fn of(plan: &Plan) -> Result<Setup, Error> {
-    let security = plan.security.as_ref().map(|security| security_setup(plan, security)).transpose()?;
+    let security =
+        plan.security.as_ref().map(|security| security_setup(plan, security)).transpose()?;
     Ok(Setup {
         cgroup_fds: 0,
         rlimits: rlimits(plan),
@@ -75,7 +79,8 @@ fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Err
     let seals_memory_files = plan.layout.as_ref().is_some_and(|layout| !layout.executable);
     Ok(SecuritySetup {
         // A container has a network before init runs.
-        egress: (plan.network == NetworkMode::Proxy && plan.mode != Mode::Container).then(egress::request),
+        egress: (plan.network == NetworkMode::Proxy && plan.mode != Mode::Container)
+            .then(egress::request),
         view: None,
         expected: expected_environment(plan)?,
         executables: security.executables.clone(),
@@ -87,8 +92,8 @@ fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Err
     })
 }
 
-/// What a command may read without a decision; `None` if no read waits. Landlock grants whole trees, so
-/// that nothing below one of them can wait.
+/// What a command may read without a decision; `None` if no read waits. Landlock grants whole
+/// trees, so that nothing below one of them can wait.
 fn readable(plan: &Plan, security: &Security) -> Result<Option<Vec<PathBuf>>, Error> {
     if security.asked_reads.is_empty() {
         return Ok(None);
@@ -109,7 +114,10 @@ fn expected_environment(plan: &Plan) -> Result<ExpectedEnvironment, Error> {
     let mut mounts = plan.mounts.iter().filter_map(expected_mount).collect();
     layout::expect(plan, &mut mounts);
     Ok(ExpectedEnvironment {
-        namespaces: own.iter().map(|&(name, number)| (name.to_owned(), expected(name, number))).collect(),
+        namespaces: own
+            .iter()
+            .map(|&(name, number)| (name.to_owned(), expected(name, number)))
+            .collect(),
         // Of several mounts at one target the last is visible.
         mounts,
         covered: None,
@@ -137,7 +145,9 @@ fn expected_mount(mount: &Mount) -> Option<(PathBuf, ExpectedMount)> {
             ..expected(*writable, None)
         },
         // One tool copies the files.
-        Mount::Runtime { path } => ExpectedMount { is_optional: !path.is_dir(), ..expected(false, None) },
+        Mount::Runtime { path } => {
+            ExpectedMount { is_optional: !path.is_dir(), ..expected(false, None) }
+        }
         Mount::Overlay { .. } | Mount::Transaction { .. } => expected(true, Some("overlay")),
         Mount::Volume { mode: VolumeMode::Copy, .. } => expected(true, Some("overlay")),
         Mount::Volume { source, mode, .. } => ExpectedMount {
@@ -146,7 +156,9 @@ fn expected_mount(mount: &Mount) -> Option<(PathBuf, ExpectedMount)> {
         },
         Mount::Tmpfs { .. } => expected(true, Some("tmpfs")),
         Mount::Proc => expected(true, Some("proc")),
-        Mount::Dev => ExpectedMount { file_system: Some("tmpfs".to_owned()), ..ExpectedMount::default() },
+        Mount::Dev => {
+            ExpectedMount { file_system: Some("tmpfs".to_owned()), ..ExpectedMount::default() }
+        }
         // Files are copied or mounted.
         Mount::File { .. } => ExpectedMount { is_optional: true, ..expected(false, None) },
         Mount::Symlink { .. } | Mount::Hidden { .. } => return None,

@@ -1,5 +1,5 @@
-//! Responds to the system calls that the filter blocks: denies, reports and counts them. Where reads
-//! wait for decisions or calls are logged, it does so on a thread of its own.
+//! Responds to the system calls that the filter blocks: denies, reports and counts them. Where
+//! reads wait for decisions or calls are logged, it does so on a thread of its own.
 
 use std::{
     io,
@@ -169,7 +169,8 @@ struct Responder {
 }
 
 impl Responder {
-    /// Starts responding, until the last process under the filter has ended or the limit is exceeded.
+    /// Starts responding, until the last process under the filter has ended or the limit is
+    /// exceeded.
     fn start(self) -> Result<Worker, Error> {
         match &self.woken {
             Some(woken) => {
@@ -180,7 +181,9 @@ impl Responder {
             }
             None => {
                 let listener = async_fd(self.listener.clone()).map_err(|(_, error)| error)?;
-                Ok(Worker::Task(task::background("sandbox supervisor", self.run(listener)).abort_handle()))
+                Ok(Worker::Task(
+                    task::background("sandbox supervisor", self.run(listener)).abort_handle(),
+                ))
             }
         }
     }
@@ -237,8 +240,8 @@ impl Responder {
         is_exceeded
     }
 
-    /// The next blocked call. Applies decisions meanwhile. `None` when no process is left that could
-    /// make one, or when the supervisor is dropped.
+    /// The next blocked call. Applies decisions meanwhile. `None` when no process is left that
+    /// could make one, or when the supervisor is dropped.
     fn next_blocking(&mut self) -> Result<Option<Notification>, Errno> {
         loop {
             let Some(woken) = &mut self.woken else { return Ok(None) };
@@ -303,8 +306,8 @@ impl Responder {
         }
     }
 
-    /// Logs a call that the plan allows and logs. Returns whether it is such a call, which continues even if
-    /// it could not be logged.
+    /// Logs a call that the plan allows and logs. Returns whether it is such a call, which
+    /// continues even if it could not be logged.
     fn log_call(&mut self, call: Notification) -> bool {
         let Some(log) = self.log.as_mut().filter(|log| log.observes(call)) else { return false };
         // Until then it is a call of `codelia-init`.
@@ -317,7 +320,8 @@ impl Responder {
         true
     }
 
-    /// Lets the kernel decide about a program, which denies those that are not listed, and reports these.
+    /// Lets the kernel decide about a program, which denies those that are not listed, and reports
+    /// these.
     fn observe_exec(&mut self, call: Notification, syscall: String) -> Result<(), Errno> {
         let is_launched = fd::is_eof(&self.launch)?;
         let denied = self.executions.as_mut().filter(|_| is_launched);
@@ -336,8 +340,9 @@ impl Responder {
     }
 
     fn is_permitted_mapping(&self, name: Option<&str>, call: &Notification) -> bool {
-        let permits =
-            |memory: &ExecutableMemory| name.is_some_and(|name| memory.permits(name, call.pid, &call.args));
+        let permits = |memory: &ExecutableMemory| {
+            name.is_some_and(|name| memory.permits(name, call.pid, &call.args))
+        };
         self.executable_memory.as_ref().is_some_and(permits)
     }
 
@@ -425,7 +430,8 @@ mod tests {
         let (launch, _) = UnixStream::pair().unwrap();
         let ids = Ids { uid: process::own_uid(), gid: process::own_gid() };
         let supervisor =
-            Supervisor::start(received.recv().unwrap(), launch.into(), (&security, ids), 50).unwrap();
+            Supervisor::start(received.recv().unwrap(), launch.into(), (&security, ids), 50)
+                .unwrap();
         begin.send(()).unwrap();
         (supervisor, reader)
     }

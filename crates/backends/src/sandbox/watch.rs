@@ -25,8 +25,9 @@ use crate::{
 /// The interval between two checks.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// A check of many processes is repeated less often: it takes at most one part of this many of a core.
-/// Its wall time does not count, since processes that leave it no CPU could delay the next check.
+/// A check of many processes is repeated less often: it takes at most one part of this many of a
+/// core. Its wall time does not count, since processes that leave it no CPU could delay the next
+/// check.
 const MAX_LOAD: u32 = 10;
 
 /// The limits to watch. `None` is enforced elsewhere.
@@ -63,7 +64,8 @@ impl WatchedLimits {
             (KillReason::Memory, self.memory_bytes.is_some_and(|limit| memory_bytes > limit)),
             (KillReason::CpuTime, self.cpu_time.is_some_and(|limit| tree.cpu_time > limit)),
         ];
-        let exceeded = exceeded.into_iter().find_map(|(reason, is_exceeded)| is_exceeded.then_some(reason));
+        let exceeded =
+            exceeded.into_iter().find_map(|(reason, is_exceeded)| is_exceeded.then_some(reason));
         let cost = thread_cpu_time().saturating_sub(began);
         Ok(Checked { memory_bytes, tasks: tree.tasks, cpu_time: tree.cpu_time, exceeded, cost })
     }

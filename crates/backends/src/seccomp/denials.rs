@@ -36,10 +36,13 @@ impl Argument {
     /// try the next one after a later argument did not match.
     pub(super) fn comparisons(self) -> Vec<ScmpArgCompare> {
         match self {
-            Self::Equal { index, mask, value } => vec![ScmpArgCompare::new(index, MaskedEqual(mask), value)],
+            Self::Equal { index, mask, value } => {
+                vec![ScmpArgCompare::new(index, MaskedEqual(mask), value)]
+            }
             Self::AnyBit { index, mask } => {
                 // Every non-empty set of the bits.
-                let sets = std::iter::successors(Some(mask), |set| Some(set.checked_sub(1)? & mask));
+                let sets =
+                    std::iter::successors(Some(mask), |set| Some(set.checked_sub(1)? & mask));
                 let sets = sets.take_while(|set| *set != 0);
                 sets.map(|set| ScmpArgCompare::new(index, MaskedEqual(mask), set)).collect()
             }
@@ -200,13 +203,22 @@ pub(super) const DENIALS: &[DenialGroup] = &[
               asks for",
         denials: &[
             if_one("setrlimit", equal(0, INT, RLIMIT_CORE), Ignore),
-            if_both("prlimit64", equal(1, INT, RLIMIT_CORE), Argument::NotZero { index: 2 }, Ignore),
+            if_both(
+                "prlimit64",
+                equal(1, INT, RLIMIT_CORE),
+                Argument::NotZero { index: 2 },
+                Ignore,
+            ),
         ],
     },
     DenialGroup {
         what: "`ioprio_set` with the real-time class",
         why: "it would starve other tenants' disk access; the kernel refuses it with the same error",
-        denials: &[if_one("ioprio_set", equal(2, IOPRIO_CLASS, IOPRIO_CLASS_RT), Fail(Errno::PERM))],
+        denials: &[if_one(
+            "ioprio_set",
+            equal(2, IOPRIO_CLASS, IOPRIO_CLASS_RT),
+            Fail(Errno::PERM),
+        )],
     },
     DenialGroup {
         what: "`chmod`, `fchmod`, `fchmodat`, `fchmodat2`, `mknod`, `mknodat`, `creat`, `open` and `openat` \
@@ -235,7 +247,8 @@ pub(super) const EXECUTABLE_MEMORY: &[Denial] = &[
     if_one("pkey_mprotect", any_bit(2, PROT_EXEC), Violation),
 ];
 
-/// Denied where the layout of a plan says where files can be executed: files in memory that could be.
+/// Denied where the layout of a plan says where files can be executed: files in memory that could
+/// be.
 pub(super) const EXECUTABLE_MEMORY_FILES: &[Denial] =
     &[if_one("memfd_create", equal(1, MFD_NOEXEC_SEAL, 0), Fail(Errno::ACCESS))];
 

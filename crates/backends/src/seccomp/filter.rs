@@ -56,8 +56,8 @@ struct Cached {
 /// The filter for a plan, one BPF instruction per word.
 ///
 /// # Errors
-/// [`Error::Unenforceable`] if the plan denies a call that every launch needs, or needs a supervisor
-/// and has none.
+/// [`Error::Unenforceable`] if the plan denies a call that every launch needs, or needs a
+/// supervisor and has none.
 pub(crate) fn filter(security: &Security, seals_memory_files: bool) -> Result<Arc<[u64]>, Error> {
     if let Some(filter) = cached(security, seals_memory_files) {
         return Ok(filter);
@@ -86,7 +86,8 @@ pub(crate) fn filter(security: &Security, seals_memory_files: bool) -> Result<Ar
 fn cached(security: &Security, seals_memory_files: bool) -> Option<Arc<[u64]>> {
     let rules = Rules { seals_memory_files, ..Rules::without_names(security) };
     let cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = cache.iter().find(|known| known.rules == rules && known.syscalls == security.syscalls);
+    let known =
+        cache.iter().find(|known| known.rules == rules && known.syscalls == security.syscalls);
     known.map(|known| Arc::clone(&known.filter))
 }
 
@@ -103,7 +104,8 @@ fn compile(rules: &Rules) -> Result<Vec<u64>, Error> {
     let denials = denial_program(rules)?;
     let always = always_allowed(rules);
     if let Some(ranges) = Ranges::of(&always)
-        && let Some(program) = ranges.before(&program::chain(&denials, &allow_program(rules, &always)?)?)
+        && let Some(program) =
+            ranges.before(&program::chain(&denials, &allow_program(rules, &always)?)?)
     {
         return Ok(program);
     }
@@ -115,7 +117,10 @@ fn always_allowed(rules: &Rules) -> BTreeSet<u32> {
     let denied: BTreeSet<_> = denials_of(rules).filter_map(|denial| number(denial.call)).collect();
     let is_always = |name: &&String| rules::conditions(name, rules).iter().any(Vec::is_empty);
     let allowed = rules.allowed.iter().filter(is_always).filter_map(|name| number(name));
-    allowed.filter(|number| !denied.contains(number)).filter_map(|number| number.try_into().ok()).collect()
+    allowed
+        .filter(|number| !denied.contains(number))
+        .filter_map(|number| number.try_into().ok())
+        .collect()
 }
 
 fn denials_of(rules: &Rules) -> impl Iterator<Item = &'static Denial> {
@@ -145,7 +150,9 @@ fn conditions(denial: &Denial) -> Vec<Vec<ScmpArgCompare>> {
     let mut conditions = vec![Vec::new()];
     for comparisons in denial.arguments.into_iter().flatten().map(Argument::comparisons) {
         let extended = conditions.iter().flat_map(|condition| {
-            comparisons.iter().map(move |&comparison| [condition.as_slice(), &[comparison]].concat())
+            comparisons
+                .iter()
+                .map(move |&comparison| [condition.as_slice(), &[comparison]].concat())
         });
         conditions = extended.collect();
     }
@@ -156,7 +163,9 @@ fn conditions(denial: &Denial) -> Vec<Vec<ScmpArgCompare>> {
 fn allow_program(rules: &Rules, before: &BTreeSet<u32>) -> Result<Vec<u64>, Error> {
     let mut context = new_context(violation(rules))?;
     let is_before = |name: &String| {
-        number(name).and_then(|number| number.try_into().ok()).is_some_and(|number| before.contains(&number))
+        number(name)
+            .and_then(|number| number.try_into().ok())
+            .is_some_and(|number| before.contains(&number))
     };
     for name in rules.allowed.iter().filter(|name| !is_before(name)) {
         for condition in rules::conditions(name, rules) {
@@ -213,14 +222,23 @@ mod tests {
         let without = allow_program(&rules, &BTreeSet::new()).unwrap();
         let without = program::chain(&denial_program(&rules).unwrap(), &without).unwrap();
         let with = compile(&rules).unwrap();
-        assert!(3 * with.len() < 2 * without.len(), "{} and {} instructions", with.len(), without.len());
+        assert!(
+            3 * with.len() < 2 * without.len(),
+            "{} and {} instructions",
+            with.len(),
+            without.len()
+        );
     }
 
     #[test]
     fn denying_a_required_call_is_refused() {
         for name in REQUIRED {
-            let error = filter(&security(SyscallRules::Deny([name.to_owned()].into())), false).unwrap_err();
-            assert!(matches!(error, Error::Unenforceable { field: "policy.syscalls" }), "{name}: {error}");
+            let error =
+                filter(&security(SyscallRules::Deny([name.to_owned()].into())), false).unwrap_err();
+            assert!(
+                matches!(error, Error::Unenforceable { field: "policy.syscalls" }),
+                "{name}: {error}"
+            );
         }
     }
 

@@ -41,10 +41,11 @@ fn compile() -> Result<Vec<u64>, Error> {
         add_rule(&mut context, name, ScmpAction::Allow, &[])?;
     }
     let program = program::export(&context)?;
-    let allowed = ALLOWED.into_iter().filter_map(number).filter_map(|number| number.try_into().ok());
+    let allowed =
+        ALLOWED.into_iter().filter_map(number).filter_map(|number| number.try_into().ok());
     let ranges = Ranges::of(&allowed.collect());
-    // A search of ranges, and nothing after it: when a filter is installed, the kernel runs it for every
-    // number of a call, and each sandbox installs its own.
+    // A search of ranges, and nothing after it: when a filter is installed, the kernel runs it for
+    // every number of a call, and each sandbox installs its own.
     let shorter = checked_architecture(&program)
         .zip(ranges)
         .and_then(|(architecture, ranges)| ranges.before(&program::kill_all(architecture)));

@@ -1,5 +1,5 @@
-//! The calls that the supervisor observes where the plan logs them: the filter sends them to it, and they
-//! continue. None of them may be a violation for its arguments, or it would continue too.
+//! The calls that the supervisor observes where the plan logs them: the filter sends them to it,
+//! and they continue. None of them may be a violation for its arguments, or it would continue too.
 
 use codelia_policy::LoggedCalls;
 
@@ -47,7 +47,12 @@ const fn signal(name: &'static str, target: usize, signal: usize) -> ObservedCal
     ObservedCall { name, form: Form::Signal { target, signal } }
 }
 
-const fn file(name: &'static str, path: Name, to: Option<Name>, mode: Option<usize>) -> ObservedCall {
+const fn file(
+    name: &'static str,
+    path: Name,
+    to: Option<Name>,
+    mode: Option<usize>,
+) -> ObservedCall {
     ObservedCall { name, form: Form::File { name: path, to, mode } }
 }
 
@@ -117,8 +122,10 @@ mod tests {
     #[test]
     fn no_observed_call_can_be_a_violation() {
         let denials = DENIALS.iter().flat_map(|group| group.denials).chain(EXECUTABLE_MEMORY);
-        let violations: Vec<_> =
-            denials.filter(|denial| matches!(denial.answer, Answer::Violation)).map(|it| it.call).collect();
+        let violations: Vec<_> = denials
+            .filter(|denial| matches!(denial.answer, Answer::Violation))
+            .map(|it| it.call)
+            .collect();
         assert!(violations.contains(&"ioctl"), "{violations:?}");
         for ObservedCall { name, .. } in observed(LoggedCalls { signals: true, files: true }) {
             assert!(!violations.contains(name), "{name}");

@@ -44,7 +44,11 @@ pub(super) fn export(context: &ScmpFilterContext) -> Result<Vec<u64>, Error> {
     file.rewind()?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
-    Ok(bytes.chunks_exact(8).filter_map(|word| word.try_into().ok()).map(u64::from_ne_bytes).collect())
+    Ok(bytes
+        .chunks_exact(8)
+        .filter_map(|word| word.try_into().ok())
+        .map(u64::from_ne_bytes)
+        .collect())
 }
 
 /// A program that returns what `first` returns, and where that allows, what `second` returns.
@@ -53,7 +57,11 @@ pub(super) fn chain(first: &[u64], second: &[u64]) -> Result<Vec<u64>, Error> {
     for (index, &word) in first.iter().enumerate() {
         // Instructions are skipped relative to the next one.
         let ahead = u32::try_from(first.len() - index - 1).map_err(io::Error::other)?;
-        program.push(if word == instruction(RETURN, ALLOW) { instruction(JUMP, ahead) } else { word });
+        program.push(if word == instruction(RETURN, ALLOW) {
+            instruction(JUMP, ahead)
+        } else {
+            word
+        });
     }
     program.extend(second);
     Ok(program)

@@ -1,9 +1,12 @@
-//! Calls that are allowed whatever their arguments, as ranges of numbers at the beginning of a filter.
-//! The kernel checks and compiles the filter for every sandbox, so a shorter one saves time.
+//! Calls that are allowed whatever their arguments, as ranges of numbers at the beginning of a
+//! filter. The kernel checks and compiles the filter for every sandbox, so a shorter one saves
+//! time.
 
 use std::collections::BTreeSet;
 
-use super::program::{ALLOW, ARCHITECTURE_OFFSET, JUMP_EQUAL, LOAD, RETURN, branch, instruction, parts};
+use super::program::{
+    ALLOW, ARCHITECTURE_OFFSET, JUMP_EQUAL, LOAD, RETURN, branch, instruction, parts,
+};
 
 const NUMBER_OFFSET: u32 = 0;
 /// `BPF_JMP` if greater or equal.
@@ -14,8 +17,8 @@ const HEADER: usize = 3;
 /// A jump skips 255 instructions at most.
 const MAX_COMPARISONS: usize = 240;
 
-/// Numbers of calls, as a list of the numbers at which it changes whether a call is allowed. The first
-/// change allows.
+/// Numbers of calls, as a list of the numbers at which it changes whether a call is allowed. The
+/// first change allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Ranges {
     changes: Vec<u32>,
@@ -54,8 +57,9 @@ impl Ranges {
         (changes.len() <= MAX_COMPARISONS).then_some(Self { changes })
     }
 
-    /// A program that allows the calls in the ranges, and for all others returns what `rest` returns. Calls of
-    /// another architecture than that of `rest` reach `rest`, too. `None` if that is unknown.
+    /// A program that allows the calls in the ranges, and for all others returns what `rest`
+    /// returns. Calls of another architecture than that of `rest` reach `rest`, too. `None` if that
+    /// is unknown.
     pub(super) fn before(&self, rest: &[u64]) -> Option<Vec<u64>> {
         if self.changes.is_empty() {
             return Some(rest.to_vec());
@@ -116,7 +120,8 @@ mod tests {
     const OTHER: u32 = 0x0005_0001;
     const ARCHITECTURE: u32 = 0xc000_003e;
 
-    /// What a program returns for a call, if it has only loads of the number and the architecture, and jumps.
+    /// What a program returns for a call, if it has only loads of the number and the architecture,
+    /// and jumps.
     fn run(program: &[u64], architecture: u32, number: u32) -> u32 {
         let (mut at, mut value) = (0, 0);
         loop {
@@ -148,7 +153,11 @@ mod tests {
             let program = Ranges::of(&numbers).unwrap().before(&rest()).unwrap();
             for number in (0..400).chain([u32::MAX, 0x4000_0000]) {
                 let expected = if numbers.contains(&number) { ALLOW } else { OTHER };
-                assert_eq!(run(&program, ARCHITECTURE, number), expected, "{number} of {numbers:?}");
+                assert_eq!(
+                    run(&program, ARCHITECTURE, number),
+                    expected,
+                    "{number} of {numbers:?}"
+                );
                 assert_eq!(run(&program, ARCHITECTURE + 1, number), OTHER, "another architecture");
             }
         }

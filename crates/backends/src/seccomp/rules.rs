@@ -21,8 +21,13 @@ const CLONE_NEWIPC: u64 = 0x0800_0000;
 const CLONE_NEWUSER: u64 = 0x1000_0000;
 const CLONE_NEWPID: u64 = 0x2000_0000;
 const CLONE_NEWNET: u64 = 0x4000_0000;
-const CLONE_NAMESPACES: u64 =
-    CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
+const CLONE_NAMESPACES: u64 = CLONE_NEWNS
+    | CLONE_NEWCGROUP
+    | CLONE_NEWUTS
+    | CLONE_NEWIPC
+    | CLONE_NEWUSER
+    | CLONE_NEWPID
+    | CLONE_NEWNET;
 /// Creates a thread instead of a process.
 const CLONE_THREAD: u64 = 0x0001_0000;
 
@@ -116,7 +121,9 @@ pub(super) fn conditions(name: &str, rules: &Rules) -> Vec<Condition> {
         // Where the plan lists executables, Landlock decides, and the supervisor reports.
         "execve" | "execveat" => allow_if(rules.exec && !rules.only_listed),
         // Landlock does not check files without a name.
-        "memfd_create" if rules.only_listed => vec![vec![masked(1, MFD_NOEXEC_SEAL, MFD_NOEXEC_SEAL)]],
+        "memfd_create" if rules.only_listed => {
+            vec![vec![masked(1, MFD_NOEXEC_SEAL, MFD_NOEXEC_SEAL)]]
+        }
         // The supervisor opens what needs a decision.
         "open" | "openat" if rules.asks => allow_if(false),
         "open" if rules.logged.files => vec![vec![masked(1, CHANGES, 0)]],
@@ -147,7 +154,11 @@ fn sockets() -> Vec<Condition> {
         ];
         for (kind, protocol) in kinds {
             let same_protocol = argument(2, Equal, protocol);
-            allowed.push(vec![argument(0, Equal, family), masked(1, SOCK_TYPE, kind), same_protocol]);
+            allowed.push(vec![
+                argument(0, Equal, family),
+                masked(1, SOCK_TYPE, kind),
+                same_protocol,
+            ]);
         }
     }
     allowed

@@ -60,8 +60,14 @@ const WIDER: &[(&str, &str)] = &[
         "get_mempolicy",
         "returns the memory policy of the process itself; Java and numeric libraries ask for it at their start",
     ),
-    ("kcmp", "with `process.debug` only: debuggers compare descriptors of processes in the same sandbox"),
-    ("pidfd_getfd", "with `process.debug` only: debuggers copy descriptors of processes in the same sandbox"),
+    (
+        "kcmp",
+        "with `process.debug` only: debuggers compare descriptors of processes in the same sandbox",
+    ),
+    (
+        "pidfd_getfd",
+        "with `process.debug` only: debuggers copy descriptors of processes in the same sandbox",
+    ),
 ];
 
 const INTRODUCTION: &str = "\
@@ -130,8 +136,11 @@ fn verdict(name: &str) -> &'static str {
     if !syscalls::is_allowed(name, false) {
         return "debug";
     }
-    let mut denials =
-        DENIALS.iter().flat_map(|group| group.denials).filter(|denial| denial.call == name).peekable();
+    let mut denials = DENIALS
+        .iter()
+        .flat_map(|group| group.denials)
+        .filter(|denial| denial.call == name)
+        .peekable();
     if denials.peek().is_some_and(|denial| denial.arguments == [None, None]) {
         return "denied";
     }
@@ -148,7 +157,11 @@ fn docker(name: &str) -> &'static str {
 }
 
 fn known() -> BTreeSet<String> {
-    syscalls::allowed(true).iter().cloned().chain(syscalls::never_allowed().map(str::to_owned)).collect()
+    syscalls::allowed(true)
+        .iter()
+        .cloned()
+        .chain(syscalls::never_allowed().map(str::to_owned))
+        .collect()
 }
 
 fn document() -> String {
@@ -176,7 +189,9 @@ fn document() -> String {
     for (name, reason) in WIDER {
         writeln!(text, "| `{name}` | {reason} |").unwrap();
     }
-    text.push_str("| `personality` | `ADDR_NO_RANDOMIZE` with `process.debug` only: debuggers set it |\n");
+    text.push_str(
+        "| `personality` | `ADDR_NO_RANDOMIZE` with `process.debug` only: debuggers set it |\n",
+    );
     text
 }
 

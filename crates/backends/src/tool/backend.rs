@@ -193,12 +193,13 @@ impl<T: Tool> ToolBackend<T> {
     ) -> Result<Program, Error> {
         let mut inherited = InheritedFiles::default();
         let arguments = self.tool.arguments(plan, &self.paths, &mut inherited)?;
-        let streams = [control, fd::dev_null().map_err(io::Error::from)?, stderr.try_clone()?.into()];
-        let program = Program::new(&self.paths.program, arguments, streams).map_err(io::Error::from)?;
-        let program = program
-            .new_process_group()
-            .inherit_fds(inherited.0)
-            .enter_namespaces(namespaces.map(Namespaces::try_clone_fds).transpose()?.unwrap_or_default());
+        let streams =
+            [control, fd::dev_null().map_err(io::Error::from)?, stderr.try_clone()?.into()];
+        let program =
+            Program::new(&self.paths.program, arguments, streams).map_err(io::Error::from)?;
+        let program = program.new_process_group().inherit_fds(inherited.0).enter_namespaces(
+            namespaces.map(Namespaces::try_clone_fds).transpose()?.unwrap_or_default(),
+        );
         // Only root can change users. For others the plan has their own ids.
         if process::own_uid() != 0 {
             return Ok(program);

@@ -43,14 +43,16 @@ impl Tool for Bwrap {
         inherited: &mut InheritedFiles,
     ) -> Result<Vec<String>, Error> {
         let arguments = sandbox_arguments(plan, &paths.init, inherited)?;
-        let list: Vec<u8> = arguments.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
+        let list: Vec<u8> =
+            arguments.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
         let descriptor = inherited.add("arguments", &list)?;
         Ok(["--args", &descriptor, "--", INIT].map(str::to_owned).to_vec())
     }
 
     fn sweep(&self, paths: &ToolPaths) -> io::Result<usize> {
         let is_sandbox_uid = |uid| {
-            self.sandbox_uids.as_ref().is_some_and(|uids| uids.contains(&uid)) || probe::is_probe_uid(uid)
+            self.sandbox_uids.as_ref().is_some_and(|uids| uids.contains(&uid))
+                || probe::is_probe_uid(uid)
         };
         orphans::kill(&paths.program, is_sandbox_uid)
     }
@@ -73,9 +75,9 @@ impl Tool for Bwrap {
     }
 }
 
-/// The same for every plan. `codelia-init` starts its own session first, creates the cgroup namespace
-/// once it is in its cgroup, and drops its capabilities after it has locked the secure bits, so that
-/// it cannot regain any.
+/// The same for every plan. `codelia-init` starts its own session first, creates the cgroup
+/// namespace once it is in its cgroup, and drops its capabilities after it has locked the secure
+/// bits, so that it cannot regain any.
 const BASE_ARGUMENTS: [&str; 14] = [
     "--unshare-user",
     "--unshare-pid",
@@ -93,13 +95,17 @@ const BASE_ARGUMENTS: [&str; 14] = [
     "--uid",
 ];
 
-fn sandbox_arguments(plan: &Plan, init: &Path, inherited: &mut InheritedFiles) -> Result<Vec<String>, Error> {
+fn sandbox_arguments(
+    plan: &Plan,
+    init: &Path,
+    inherited: &mut InheritedFiles,
+) -> Result<Vec<String>, Error> {
     let mut list = Arguments { words: BASE_ARGUMENTS.map(str::to_owned).to_vec(), inherited };
     list.add([&SANDBOX_IDS.uid.to_string(), "--gid", &SANDBOX_IDS.gid.to_string()]);
     match plan.network {
         NetworkMode::None => list.add(["--unshare-net"]),
-        // codelia-init creates the namespace: bubblewrap's would belong to a user namespace above the
-        // command's, in which nothing inside has a capability.
+        // codelia-init creates the namespace: bubblewrap's would belong to a user namespace above
+        // the command's, in which nothing inside has a capability.
         NetworkMode::Proxy => list.add(["--cap-add", "CAP_NET_ADMIN"]),
         NetworkMode::Host => {}
     }
@@ -143,7 +149,14 @@ impl Arguments<'_> {
                 self.add([option, utf8(&overlay::mount_point(layer))?, utf8(place)?]);
             }
             Mount::Tmpfs { target, size_bytes } => {
-                self.add(["--perms", "1777", "--size", &size_bytes.to_string(), "--tmpfs", utf8(target)?]);
+                self.add([
+                    "--perms",
+                    "1777",
+                    "--size",
+                    &size_bytes.to_string(),
+                    "--tmpfs",
+                    utf8(target)?,
+                ]);
             }
             Mount::Proc => self.add(["--proc", "/proc"]),
             Mount::Dev => self.add(["--dev", "/dev"]),
@@ -179,7 +192,8 @@ mod tests {
 
     fn words(mounts: Vec<Mount>) -> Vec<String> {
         let mut plan =
-            probe::isolated_plan(Mode::Bwrap, Path::new("/init"), Default::default(), None).unwrap();
+            probe::isolated_plan(Mode::Bwrap, Path::new("/init"), Default::default(), None)
+                .unwrap();
         plan.mounts = mounts;
         sandbox_arguments(&plan, Path::new("/init"), &mut InheritedFiles::default()).unwrap()
     }
@@ -191,9 +205,13 @@ mod tests {
             assert!(words.contains(&format!("--unshare-{kind}")), "{kind}");
         }
         let line = words.join(" ");
-        for part in
-            ["--die-with-parent", "--as-pid-1", "--cap-drop ALL", "--clearenv", "--uid 1000 --gid 1000"]
-        {
+        for part in [
+            "--die-with-parent",
+            "--as-pid-1",
+            "--cap-drop ALL",
+            "--clearenv",
+            "--uid 1000 --gid 1000",
+        ] {
             assert!(line.contains(part), "{part}: {line}");
         }
     }
@@ -202,9 +220,12 @@ mod tests {
     fn only_proxy_has_the_capability_to_set_up_a_network() {
         let arguments = |network| {
             let mut plan =
-                probe::isolated_plan(Mode::Bwrap, Path::new("/init"), Default::default(), None).unwrap();
+                probe::isolated_plan(Mode::Bwrap, Path::new("/init"), Default::default(), None)
+                    .unwrap();
             plan.network = network;
-            sandbox_arguments(&plan, Path::new("/init"), &mut InheritedFiles::default()).unwrap().join(" ")
+            sandbox_arguments(&plan, Path::new("/init"), &mut InheritedFiles::default())
+                .unwrap()
+                .join(" ")
         };
         for network in [NetworkMode::None, NetworkMode::Proxy, NetworkMode::Host] {
             let line = arguments(network);

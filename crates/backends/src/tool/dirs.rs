@@ -70,7 +70,10 @@ fn remove_empty(directory: &Path) -> bool {
 /// Removes the directories in `parent` that belong to users without a process on this host.
 /// `owner_of` maps a directory's name to its user, or to `None` if it must not be removed. The
 /// directory must really belong to that user.
-pub(super) fn remove_abandoned(parent: &Path, owner_of: impl Fn(&str) -> Option<u32>) -> io::Result<usize> {
+pub(super) fn remove_abandoned(
+    parent: &Path,
+    owner_of: impl Fn(&str) -> Option<u32>,
+) -> io::Result<usize> {
     let entries = match fs::read_dir(parent) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         entries => entries?,
@@ -85,7 +88,8 @@ pub(super) fn remove_abandoned(parent: &Path, owner_of: impl Fn(&str) -> Option<
     }
     let in_use = sandboxes();
     let active = users_with_processes()?;
-    let abandoned = found.iter().filter(|(uid, _)| !in_use.contains_key(uid) && !active.contains(uid));
+    let abandoned =
+        found.iter().filter(|(uid, _)| !in_use.contains_key(uid) && !active.contains(uid));
     Ok(abandoned.filter(|(_, path)| remove_empty(path)).count())
 }
 
@@ -146,7 +150,11 @@ mod tests {
         let own = fs::metadata(temp.path()).unwrap().uid();
         let named = |uid| move |name: &str| name.ends_with(".1").then_some(uid);
         assert_eq!(remove_abandoned(temp.path(), named(own)).unwrap(), 0, "the user has processes");
-        assert_eq!(remove_abandoned(temp.path(), named(own + 1)).unwrap(), 0, "they belong to another user");
+        assert_eq!(
+            remove_abandoned(temp.path(), named(own + 1)).unwrap(),
+            0,
+            "they belong to another user"
+        );
         assert_eq!(remove_abandoned(&path("absent"), named(own)).unwrap(), 0);
 
         let unused = 0x6fff_fff0;

@@ -42,8 +42,8 @@ impl Nsjail {
     fn owner_of(&self, directory: &str) -> Option<u32> {
         let uid = directory.strip_prefix("nsjail.")?;
         let uid = uid.strip_suffix(".root").or(uid.strip_suffix(".tmp"))?.parse().ok()?;
-        let is_sandbox_uid =
-            self.sandbox_uids.as_ref().is_some_and(|uids| uids.contains(&uid)) || probe::is_probe_uid(uid);
+        let is_sandbox_uid = self.sandbox_uids.as_ref().is_some_and(|uids| uids.contains(&uid))
+            || probe::is_probe_uid(uid);
         is_sandbox_uid.then_some(uid)
     }
 }
@@ -82,7 +82,10 @@ impl Tool for Nsjail {
 
     fn sweep(&self, _: &ToolPaths) -> io::Result<usize> {
         let parents = ["/run/user", "/tmp"].map(Path::new);
-        parents.into_iter().map(|parent| dirs::remove_abandoned(parent, |name| self.owner_of(name))).sum()
+        parents
+            .into_iter()
+            .map(|parent| dirs::remove_abandoned(parent, |name| self.owner_of(name)))
+            .sum()
     }
 
     fn remedy(&self, message: Option<&str>) -> &'static str {
@@ -99,9 +102,9 @@ impl Tool for Nsjail {
     }
 }
 
-/// The same for every plan. `codelia-init` starts its own session first, creates the cgroup namespace
-/// once it is in its cgroup, and drops its capabilities after it has locked the secure bits, so that
-/// it cannot regain any.
+/// The same for every plan. `codelia-init` starts its own session first, creates the cgroup
+/// namespace once it is in its cgroup, and drops its capabilities after it has locked the secure
+/// bits, so that it cannot regain any.
 const BASE_CONFIG: &str = "\
 mode: ONCE
 cwd: \"/\"
@@ -140,8 +143,14 @@ fn config(plan: &Plan, init: &Path) -> Result<String, Error> {
     let inside = SANDBOX_IDS;
     let mut config = Config(BASE_CONFIG.to_owned());
     config.line(&format!("hostname: {}", quoted(plan.hostname.as_deref().unwrap_or_default())));
-    config.line(&format!("uidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}", inside.uid, ids.uid));
-    config.line(&format!("gidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}", inside.gid, ids.gid));
+    config.line(&format!(
+        "uidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}",
+        inside.uid, ids.uid
+    ));
+    config.line(&format!(
+        "gidmap {{ inside_id: \"{}\" outside_id: \"{}\" count: 1 }}",
+        inside.gid, ids.gid
+    ));
     // In network mode `proxy` codelia-init creates the namespace, as in every mode.
     config.line(&format!("clone_newnet: {}", plan.network == NetworkMode::None));
     if plan.network == NetworkMode::Proxy {
@@ -205,12 +214,18 @@ impl Config {
 
     fn tmpfs(&mut self, target: &Path, options: &str, writable: bool) -> Result<(), Error> {
         let target = quoted(utf8(target)?);
-        self.line(&format!("mount {{ dst: {target} {TMPFS} options: \"{options}\" rw: {writable} }}"));
+        self.line(&format!(
+            "mount {{ dst: {target} {TMPFS} options: \"{options}\" rw: {writable} }}"
+        ));
         Ok(())
     }
 
     fn link(&mut self, to: &str, link: &str) -> Result<(), Error> {
-        self.line(&format!("mount {{ src: {} dst: {} is_symlink: true }}", quoted(to), quoted(link)));
+        self.line(&format!(
+            "mount {{ src: {} dst: {} is_symlink: true }}",
+            quoted(to),
+            quoted(link)
+        ));
         Ok(())
     }
 
@@ -253,7 +268,9 @@ mod tests {
         let tool = Nsjail { sandbox_uids: Some(300..=399) };
         let owner = |name| tool.owner_of(name);
         assert_eq!([owner("nsjail.300.root"), owner("nsjail.399.tmp")], [Some(300), Some(399)]);
-        for name in ["nsjail.400.root", "nsjail.300.other", "nsjail.root", "jail.300.root", "nsjail.-1.tmp"] {
+        for name in
+            ["nsjail.400.root", "nsjail.300.other", "nsjail.root", "jail.300.root", "nsjail.-1.tmp"]
+        {
             assert_eq!(owner(name), None, "{name}");
         }
         assert_eq!(Nsjail { sandbox_uids: None }.owner_of("nsjail.300.root"), None);
@@ -268,7 +285,8 @@ mod tests {
     #[test]
     fn mounts_keep_order_and_flags() {
         let mut plan =
-            probe::isolated_plan(Mode::Nsjail, Path::new("/init"), Default::default(), None).unwrap();
+            probe::isolated_plan(Mode::Nsjail, Path::new("/init"), Default::default(), None)
+                .unwrap();
         plan.ids = Some(Ids { uid: 7, gid: 8 });
         plan.mounts = vec![
             Mount::Bind { source: "/s".into(), target: "/workspace".into(), writable: true },
@@ -291,7 +309,8 @@ mod tests {
     #[test]
     fn every_namespace_is_new_and_own_limits_are_off() {
         let mut plan =
-            probe::isolated_plan(Mode::Nsjail, Path::new("/init"), Default::default(), None).unwrap();
+            probe::isolated_plan(Mode::Nsjail, Path::new("/init"), Default::default(), None)
+                .unwrap();
         for (network, is_new) in
             [(NetworkMode::None, true), (NetworkMode::Proxy, false), (NetworkMode::Host, false)]
         {

@@ -14,12 +14,15 @@ pub(super) fn kill(program: &Path, is_sandbox_uid: impl Fn(u32) -> bool) -> io::
     let own_namespace = proc_self::namespace_id("pid")?;
     let mut killed = 0;
     for entry in fs::read_dir("/proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
+        let Some(pid) =
+            entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
         else {
             continue;
         };
         // Most processes have another name: the shortest file of a process says so.
-        if !fs::read(entry.path().join("comm")).is_ok_and(|comm| comm.trim_ascii_end() == name.as_bytes()) {
+        if !fs::read(entry.path().join("comm"))
+            .is_ok_and(|comm| comm.trim_ascii_end() == name.as_bytes())
+        {
             continue;
         }
         // Open it before the checks, so that they and the kill mean the same process.
@@ -34,7 +37,12 @@ pub(super) fn kill(program: &Path, is_sandbox_uid: impl Fn(u32) -> bool) -> io::
 
 /// An orphan still has the tool's name but is in another PID namespace, and its parent is not the
 /// tool. The tool itself is in the worker's namespace; a process that was started has another name.
-fn is_orphan(dir: &Path, name: &str, own_namespace: u64, is_sandbox_uid: impl Fn(u32) -> bool) -> bool {
+fn is_orphan(
+    dir: &Path,
+    name: &str,
+    own_namespace: u64,
+    is_sandbox_uid: impl Fn(u32) -> bool,
+) -> bool {
     // A process that has ended in the meantime is not an orphan.
     let Some(status) = ProcessStatus::read(dir) else { return false };
     let namespace = proc_self::namespace_id_of(dir, "pid");
@@ -55,8 +63,13 @@ struct ProcessStatus {
 impl ProcessStatus {
     fn read(dir: &Path) -> Option<Self> {
         let status = fs::read_to_string(dir.join("status")).ok()?;
-        let field = |name: &str| status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim()));
+        let field =
+            |name: &str| status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim()));
         let number = |name: &str| field(name)?.split_whitespace().next()?.parse().ok();
-        Some(Self { name: field("Name:")?.to_owned(), parent: number("PPid:")?, uid: number("Uid:")? })
+        Some(Self {
+            name: field("Name:")?.to_owned(),
+            parent: number("PPid:")?,
+            uid: number("Uid:")?,
+        })
     }
 }

@@ -21,8 +21,8 @@ use crate::{
 
 use super::dirs::ToolDirs;
 
-/// Checks of killed processes before they count as left, and the delay between them. A process leaves
-/// its control group before it exits, and PID 1 of a namespace waits for all others first.
+/// Checks of killed processes before they count as left, and the delay between them. A process
+/// leaves its control group before it exits, and PID 1 of a namespace waits for all others first.
 const MAX_EXIT_CHECKS: u32 = 200;
 const EXIT_CHECK_DELAY: Duration = Duration::from_millis(10);
 

@@ -79,7 +79,8 @@ impl Drop for Aliased {
 
 /// Returns the names through which a command reads a secret.
 async fn reached(fixture: &Fixture, names: &[String]) -> Vec<String> {
-    let script = format!("for p in {}; do grep -qs secret $p && echo $p; done; true", names.join(" "));
+    let script =
+        format!("for p in {}; do grep -qs secret $p && echo $p; done; true", names.join(" "));
     let finished = fixture.sh(&fixture.session(), &script).await;
     assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
     finished.stdout.lines().map(str::to_owned).collect()

@@ -19,13 +19,22 @@ use crate::harness::{Fixture, Kind, Session, command, in_every_mode, is_root};
 /// Attacks: description and script. [`Targets::env`] sets the variables.
 const ATTACKS: &[(&str, &str)] = &[
     ("read another session by its path", "grep -q treasure $VICTIM/secret && echo reached"),
-    ("read another session reached `..`", "grep -q treasure ../$VICTIM_NAME/secret && echo reached"),
+    (
+        "read another session reached `..`",
+        "grep -q treasure ../$VICTIM_NAME/secret && echo reached",
+    ),
     (
         "climb from the working directory",
         "cd ../../../../.. && grep -q treasure .$VICTIM/secret && echo reached",
     ),
-    ("read another session reached a link", "ln -s $VICTIM/secret l && grep -q treasure l && echo reached"),
-    ("read another session reached a hard link", "ln $VICTIM/secret h && grep -q treasure h && echo reached"),
+    (
+        "read another session reached a link",
+        "ln -s $VICTIM/secret l && grep -q treasure l && echo reached",
+    ),
+    (
+        "read another session reached a hard link",
+        "ln $VICTIM/secret h && grep -q treasure h && echo reached",
+    ),
     ("write into another session", "echo evil > $VICTIM/planted && echo reached"),
     ("rename a file of another session", "mv $VICTIM/movable $VICTIM/moved && echo reached"),
     (
@@ -55,7 +64,10 @@ const ATTACKS: &[(&str, &str)] = &[
         "collide with a port of the host",
         r#"perl -MSocket -e 'socket(S,AF_INET,SOCK_STREAM,0); bind(S,pack_sockaddr_in($ENV{PORT},INADDR_LOOPBACK)) or print "reached"'"#,
     ),
-    ("see an interface of the host", "grep -v -e lo: -e '|' /proc/net/dev | grep -q : && echo reached"),
+    (
+        "see an interface of the host",
+        "grep -v -e lo: -e '|' /proc/net/dev | grep -q : && echo reached",
+    ),
     ("open a packet socket", r#"perl -e 'socket(S,17,3,0) and print "reached"'"#),
     ("open a raw socket", r#"perl -e 'socket(S,2,3,1) and print "reached"'"#),
     ("see the host's processes", "[ -e /proc/$HOST_PID ] && echo reached"),
@@ -80,7 +92,10 @@ const ATTACKS: &[(&str, &str)] = &[
     ("write into /", "touch /$MARK && rm /$MARK && echo reached"),
     ("write into /dev", "touch /dev/$MARK && rm /dev/$MARK && echo reached"),
     ("replace codelia-init", "[ -w $INIT ] && echo reached"),
-    ("set a variable of the kernel", "cat /proc/sys/vm/swappiness > /proc/sys/vm/swappiness && echo reached"),
+    (
+        "set a variable of the kernel",
+        "cat /proc/sys/vm/swappiness > /proc/sys/vm/swappiness && echo reached",
+    ),
     (
         "see devices of the host",
         "{ [ -e /dev/kmsg ] || [ -e /dev/tty1 ] || [ -e /dev/mem ]; } && echo reached",
@@ -227,8 +242,11 @@ async fn attacks_fail(fixture: Fixture) {
 async fn victim_is_untouched(fixture: Fixture) {
     let (mut targets, attacker) = (Targets::new(&fixture), fixture.session());
     let before = fs::read_dir(&targets.victim.dir).unwrap().count();
-    let mut attack =
-        command(&["sh", "-c", "kill -9 $HOST_PID -1; rm -rf $VICTIM/* ../*; echo evil > $VICTIM/x"]);
+    let mut attack = command(&[
+        "sh",
+        "-c",
+        "kill -9 $HOST_PID -1; rm -rf $VICTIM/* ../*; echo evil > $VICTIM/x",
+    ]);
     attack.env = targets.env().into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
     fixture.launch(&attacker, &attack).await.unwrap().finish().await;
     assert!(targets.process.try_wait().unwrap().is_none(), "the victim's process was killed");

@@ -1,5 +1,5 @@
-//! Creation and removal of control groups on a real kernel. Cases for cgroup v2 run on a v2 host and
-//! in the VM of `vm.rs`.
+//! Creation and removal of control groups on a real kernel. Cases for cgroup v2 run on a v2 host
+//! and in the VM of `vm.rs`.
 
 use std::{
     fs,
@@ -16,7 +16,8 @@ use crate::{
 };
 
 const V2_ROOT: &str = "/sys/fs/cgroup";
-const LIMITS: Limits = Limits { memory_bytes: Some(64 << 20), pids: Some(16), cpu_millicores: Some(1000) };
+const LIMITS: Limits =
+    Limits { memory_bytes: Some(64 << 20), pids: Some(16), cpu_millicores: Some(1000) };
 
 /// The case that other cases start as a separate process.
 const CHILD_CASE: &str = "cgroups::worker_finds_cgroup_parent_by_itself";
@@ -27,7 +28,9 @@ fn hierarchy() -> Hierarchy {
 
 fn has_cgroup_v2() -> bool {
     let all = fs::read_to_string(Path::new(V2_ROOT).join("cgroup.controllers")).unwrap_or_default();
-    let has = ["memory", "pids", "cpu"].iter().all(|name| all.split_whitespace().any(|word| word == *name));
+    let has = ["memory", "pids", "cpu"]
+        .iter()
+        .all(|name| all.split_whitespace().any(|word| word == *name));
     available("cgroup2", (!has).then_some("this host does not use cgroup v2"))
 }
 
@@ -54,7 +57,8 @@ impl Parent {
 
 impl Drop for Parent {
     fn drop(&mut self) {
-        for entry in fs::read_dir(&self.0).unwrap().flatten().filter(|entry| entry.path().is_dir()) {
+        for entry in fs::read_dir(&self.0).unwrap().flatten().filter(|entry| entry.path().is_dir())
+        {
             fs::remove_dir(entry.path()).unwrap();
         }
         fs::remove_dir(&self.0).unwrap();
@@ -84,11 +88,15 @@ fn worker_in(group: &Path) -> String {
 async fn worker_finds_cgroup_parent_by_itself() {
     for _ in 0..2 {
         let backend =
-            Logical::new(LogicalOptions { init: init_path(), cgroup_parent: Default::default() }).unwrap();
+            Logical::new(LogicalOptions { init: init_path(), cgroup_parent: Default::default() })
+                .unwrap();
         let found = backend.probe().await;
         let can = found.enforceable;
         if !(can.memory && can.pids && can.cpu) {
-            return skip("cgroup", format!("control groups cannot be created here: {:?}", found.gaps));
+            return skip(
+                "cgroup",
+                format!("control groups cannot be created here: {:?}", found.gaps),
+            );
         }
     }
     println!("cgroup {}", fs::read_to_string("/proc/self/cgroup").unwrap());
@@ -117,7 +125,8 @@ fn worker_in_shared_cgroup_uses_parent() {
     }
     let parent = Parent::new("shared", true);
     let shared = parent.child("shared");
-    let mut other = script_in(&shared, "echo in; exec sleep 1000").stdout(Stdio::piped()).spawn().unwrap();
+    let mut other =
+        script_in(&shared, "echo in; exec sleep 1000").stdout(Stdio::piped()).spawn().unwrap();
     std::io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
     let output = worker_in(&shared);
     other.kill().unwrap();
@@ -131,12 +140,15 @@ async fn cgroup_parent_with_processes_is_a_gap() {
         return;
     }
     let parent = Parent::new("busy", false);
-    let mut other = script_in(&parent.0, "echo in; exec sleep 1000").stdout(Stdio::piped()).spawn().unwrap();
+    let mut other =
+        script_in(&parent.0, "echo in; exec sleep 1000").stdout(Stdio::piped()).spawn().unwrap();
     std::io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
     let name = parent.0.file_name().map(|name| name.to_string_lossy().into_owned());
     let groups = codelia_backends::CgroupParent { name, cpu_idle: false };
-    let found =
-        Logical::new(LogicalOptions { init: init_path(), cgroup_parent: groups }).unwrap().probe().await;
+    let found = Logical::new(LogicalOptions { init: init_path(), cgroup_parent: groups })
+        .unwrap()
+        .probe()
+        .await;
     other.kill().unwrap();
     other.wait().unwrap();
     assert!(!found.enforceable.memory && !found.enforceable.pids && !found.enforceable.cpu);
@@ -210,7 +222,8 @@ fn has_cgroup_v1() -> bool {
 fn start_in(group: &Group, script: &str) -> std::process::Child {
     let enter = group.directories().map(|dir| format!("echo $$ > {}/cgroup.procs", dir.display()));
     let script = format!("{} && echo in; {script}", enter.collect::<Vec<_>>().join(" && "));
-    let mut shell = Command::new("sh").args(["-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut shell =
+        Command::new("sh").args(["-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
     std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
     shell
 }
@@ -240,7 +253,10 @@ fn reused_cgroup_is_like_a_new_one() {
     assert_eq!(busy.wait().unwrap().code(), Some(3));
     first.lower_priority().unwrap();
     let used = first.usage().unwrap();
-    assert!(!used.cpu_time.unwrap().is_zero() && used.peak_memory_bytes.unwrap() > 20_000_000, "{used:?}");
+    assert!(
+        !used.cpu_time.unwrap().is_zero() && used.peak_memory_bytes.unwrap() > 20_000_000,
+        "{used:?}"
+    );
     assert_eq!(read_number(cpu.join("cpu.shares")), 128, "the control: the weight was changed");
     let reader = first.reader();
     first.remove().unwrap();
@@ -249,7 +265,10 @@ fn reused_cgroup_is_like_a_new_one() {
     let mut second = Group::create(&hierarchy, "second", limits).unwrap();
     assert_eq!(dir_with(&second, "cpu.shares"), cpu, "the control: it is used again");
     let used = second.usage().unwrap();
-    assert!(used.cpu_time.unwrap().is_zero() && used.peak_memory_bytes.unwrap() < 1 << 20, "{used:?}");
+    assert!(
+        used.cpu_time.unwrap().is_zero() && used.peak_memory_bytes.unwrap() < 1 << 20,
+        "{used:?}"
+    );
     assert_eq!((used.oom_kills, used.pids_refused, used.peak_pids.unwrap_or_default()), (0, 0, 0));
     assert_eq!(read_number(cpu.join("cpu.shares")), 1024);
     assert_eq!(read_number(cpu.join("cpu.cfs_quota_us")), 70_000);
@@ -262,7 +281,8 @@ fn reused_cgroup_is_like_a_new_one() {
     assert!(!cpu.exists());
 }
 
-/// A process that moved between groups, or a child group, which a command without isolation can make.
+/// A process that moved between groups, or a child group, which a command without isolation can
+/// make.
 #[test]
 fn cgroup_that_is_not_empty_is_not_reused() {
     if !has_cgroup_v1() {
@@ -271,7 +291,8 @@ fn cgroup_that_is_not_empty_is_not_reused() {
     let hierarchy = hierarchy();
     let mut first = Group::create(&hierarchy, "first", LIMITS).unwrap();
     let cpu = dir_with(&first, "cpu.shares");
-    let mut moved = script_in(&cpu, "echo in; exec sleep 1000").stdout(Stdio::piped()).spawn().unwrap();
+    let mut moved =
+        script_in(&cpu, "echo in; exec sleep 1000").stdout(Stdio::piped()).spawn().unwrap();
     std::io::Read::read_exact(moved.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
     assert!(first.remove().is_err());
     let mut second = Group::create(&hierarchy, "second", LIMITS).unwrap();
@@ -281,7 +302,8 @@ fn cgroup_that_is_not_empty_is_not_reused() {
     first.remove().unwrap();
     assert!(!cpu.exists());
 
-    let (cpu, child) = (dir_with(&second, "cpu.shares"), dir_with(&second, "cpu.shares").join("child"));
+    let (cpu, child) =
+        (dir_with(&second, "cpu.shares"), dir_with(&second, "cpu.shares").join("child"));
     fs::create_dir(&child).unwrap();
     assert!(second.remove().is_err());
     fs::remove_dir(child).unwrap();
@@ -312,7 +334,8 @@ fn only_cgroups_of_dead_owners_are_removed() {
         return skip("cgroup", "control groups cannot be created here");
     };
     let parents: Vec<_> = mine.directories().map(|dir| dir.parent().unwrap().to_owned()).collect();
-    let orphans: Vec<_> = parents.iter().map(|dir| dir.with_file_name(orphaned_name(dir))).collect();
+    let orphans: Vec<_> =
+        parents.iter().map(|dir| dir.with_file_name(orphaned_name(dir))).collect();
     for orphan in &orphans {
         fs::create_dir_all(orphan.join("one")).unwrap();
         fs::create_dir(orphan.join("another")).unwrap();

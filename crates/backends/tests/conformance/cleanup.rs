@@ -48,15 +48,19 @@ fn processes_of(session: &Session) -> BTreeMap<PathBuf, String> {
 fn groups_of(session: &Session) -> BTreeSet<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();
     let processes = processes_of(session).into_keys();
-    let listed: Vec<_> = processes.filter_map(|dir| fs::read_to_string(dir.join("cgroup")).ok()).collect();
-    let theirs =
-        listed.iter().flat_map(|text| text.lines()).filter(|line| !own.lines().any(|own| own == *line));
+    let listed: Vec<_> =
+        processes.filter_map(|dir| fs::read_to_string(dir.join("cgroup")).ok()).collect();
+    let theirs = listed
+        .iter()
+        .flat_map(|text| text.lines())
+        .filter(|line| !own.lines().any(|own| own == *line));
     theirs.filter_map(group_directory).collect()
 }
 
 /// Whether a group still exists. Those that the next sandbox uses again exist, but must be empty.
 fn is_left(group: &Path) -> bool {
-    let is_pooled = group.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pooled-"));
+    let is_pooled =
+        group.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pooled-"));
     let processes = fs::read_to_string(group.join("cgroup.procs"));
     processes.is_ok_and(|processes| !is_pooled || !processes.is_empty())
 }
@@ -66,7 +70,10 @@ fn group_directory(line: &str) -> Option<PathBuf> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (controllers, path) = (fields.next()?, fields.next()?.trim_start_matches('/'));
     let mounted = ["/sys/fs/cgroup".to_owned(), format!("/sys/fs/cgroup/{controllers}")];
-    mounted.iter().map(|mount| Path::new(mount).join(path)).find(|dir| dir.join("cgroup.procs").exists())
+    mounted
+        .iter()
+        .map(|mount| Path::new(mount).join(path))
+        .find(|dir| dir.join("cgroup.procs").exists())
 }
 
 /// The mounts on this host of a session's directory or below it.
@@ -97,8 +104,10 @@ async fn mounts_of_a_session_are_seen() {
 /// Finds directories that tools and sandboxes made for the session's user.
 fn directories_of(session: &Session) -> Vec<PathBuf> {
     let uid = session.ids.uid.to_string();
-    let entries =
-        ["/tmp", "/run/user", "/dev/shm"].map(Path::new).into_iter().filter_map(|dir| fs::read_dir(dir).ok());
+    let entries = ["/tmp", "/run/user", "/dev/shm"]
+        .map(Path::new)
+        .into_iter()
+        .filter_map(|dir| fs::read_dir(dir).ok());
     let paths = entries.flat_map(|entries| entries.flatten()).map(|entry| entry.path());
     paths.filter(|path| path.display().to_string().contains(&format!(".{uid}."))).collect()
 }
@@ -138,16 +147,19 @@ async fn kill_tree_kills_processes_that_ignore_signals(fixture: Fixture) {
 
 async fn command_dies_when_keep_alive_expires(fixture: Fixture) {
     let session = fixture.session();
-    let mut started =
-        fixture.start(&session, "setsid sleep 1001 & echo ready; read word; echo $word; sleep 1002").await;
+    let mut started = fixture
+        .start(&session, "setsid sleep 1001 & echo ready; read word; echo $word; sleep 1002")
+        .await;
     assert_eq!(started.line(), "ready");
     started.running.remote().keep_alive(Duration::from_secs(3600));
     started.stdin.write_all(b"the control: it runs\n").unwrap();
     assert_eq!(started.line(), "the control: it runs");
     started.running.remote().keep_alive(Duration::from_millis(1));
     // Nothing polls the sandbox, as if the worker were paused.
-    eventually("the command is dead", || !processes_of(&session).values().any(|line| line.contains("sleep")))
-        .await;
+    eventually("the command is dead", || {
+        !processes_of(&session).values().any(|line| line.contains("sleep"))
+    })
+    .await;
     assert_eq!(started.running.wait().await.0, Outcome::Lost(LostReason::WorkerLost));
     assert!(started.running.destroy().await.is_clean());
     assert_eq!(processes_of(&session), BTreeMap::new());
@@ -155,8 +167,9 @@ async fn command_dies_when_keep_alive_expires(fixture: Fixture) {
 
 async fn remote_kills_command_without_runtime(fixture: Fixture) {
     let session = fixture.session();
-    let mut started =
-        fixture.start(&session, "setsid sleep 1001 & echo ready; read word; echo $word; sleep 1002").await;
+    let mut started = fixture
+        .start(&session, "setsid sleep 1001 & echo ready; read word; echo $word; sleep 1002")
+        .await;
     assert_eq!(started.line(), "ready");
     let remote = started.running.remote();
     started.stdin.write_all(b"the control: it runs\n").unwrap();
@@ -181,7 +194,10 @@ async fn discarded_sandbox_leaves_nothing(fixture: Fixture) {
     assert!(!processes_of(&session).is_empty(), "the control: a live sandbox has processes");
     assert!(groups.iter().any(|dir| is_left(dir)), "the control: a live sandbox's groups are seen");
     assert!(prepared.discard().await.is_clean());
-    assert_eq!(groups.iter().filter(|dir| is_left(dir)).collect::<Vec<_>>(), Vec::<&PathBuf>::new());
+    assert_eq!(
+        groups.iter().filter(|dir| is_left(dir)).collect::<Vec<_>>(),
+        Vec::<&PathBuf>::new()
+    );
     assert_eq!(processes_of(&session), BTreeMap::new());
     assert_eq!(directories_of(&session), Vec::<PathBuf>::new());
     assert_eq!(mounts_of(&session), Vec::<String>::new());
@@ -240,7 +256,8 @@ async fn killed_prepared_sandbox_is_not_alive(fixture: Fixture) {
 fn blocked_bwrap(uid: u32) -> (Child, Pid, ChildStdin) {
     let mut command = Command::new("bwrap");
     command.args("--unshare-user --unshare-pid --ro-bind / / --block-fd 0 true".split(' '));
-    let mut tool = command.uid(uid).gid(uid).current_dir("/").stdin(Stdio::piped()).spawn().unwrap();
+    let mut tool =
+        command.uid(uid).gid(uid).current_dir("/").stdin(Stdio::piped()).spawn().unwrap();
     let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
         if let [child] = process::descendants(Pid::from_child(&tool)).unwrap()[..] {

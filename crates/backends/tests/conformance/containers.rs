@@ -52,9 +52,16 @@ async fn sweep_removes_only_containers_of_dead_workers(fixture: Fixture) {
     assert!(fixture.backend.sweep().await.unwrap() >= 2);
     assert!(!exists(fixture.kind, &left));
     assert!(others.iter().all(|id| exists(fixture.kind, id)));
-    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 2, "only the live owner's, with its link");
+    assert_eq!(
+        std::fs::read_dir(&directory).unwrap().count(),
+        2,
+        "only the live owner's, with its link"
+    );
     assert!(prepared.discard().await.is_clean());
-    docker(fixture.kind, &[&["rm", "--force"], others.each_ref().map(String::as_str).as_slice()].concat());
+    docker(
+        fixture.kind,
+        &[&["rm", "--force"], others.each_ref().map(String::as_str).as_slice()].concat(),
+    );
 }
 
 #[tokio::test]
@@ -85,7 +92,8 @@ async fn container_is_locked_down() {
     is(".HostConfig.RestartPolicy.Name", r#""no""#);
     is(".HostConfig.LogConfig.Type", r#""none""#);
     is(".Config.User", &format!("\"{}:{}\"", session.ids.uid, session.ids.gid));
-    let options = docker(Kind::Runc, &["inspect", "--format", "{{json .HostConfig.SecurityOpt}}", &id]);
+    let options =
+        docker(Kind::Runc, &["inspect", "--format", "{{json .HostConfig.SecurityOpt}}", &id]);
     assert!(options.contains("no-new-privileges") && options.contains("seccomp={"), "{options}");
     assert!(!options.contains("unconfined"), "{options}");
     assert!(prepared.discard().await.is_clean());
@@ -97,11 +105,15 @@ async fn engine_socket_is_never_mounted(mut fixture: Fixture) {
     for path in [socket.clone(), socket.parent().unwrap().to_owned()] {
         fixture.policy.filesystem.read_only_paths = Some(vec![path]);
         let refused = fixture.backend.prepare(&fixture.plan(&fixture.session())).await;
-        assert!(matches!(refused, Err(Error::Unenforceable { field: "policy.filesystem" })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::Unenforceable { field: "policy.filesystem" })),
+            "{refused:?}"
+        );
     }
     fixture.policy.filesystem.read_only_paths = None;
-    let stdout =
-        fixture.stdout_of("ls /var/run/docker.sock /run/docker.sock 2>&1 | grep -c 'No such file'").await;
+    let stdout = fixture
+        .stdout_of("ls /var/run/docker.sock /run/docker.sock 2>&1 | grep -c 'No such file'")
+        .await;
     assert_eq!(stdout, "2\n");
 }
 
@@ -111,7 +123,10 @@ async fn missing_image_is_refused_by_name(fixture: Fixture) {
     let refused = other.prepare(&fixture.plan(&fixture.session())).await.unwrap_err().to_string();
     assert!(refused.contains("IMAGE_MISSING") && refused.contains("no-such-image"), "{refused}");
     let found = other.probe().await;
-    assert!(!found.usable && found.gaps.iter().any(|gap| gap.remedy.contains("no-such-image")), "{found:?}");
+    assert!(
+        !found.usable && found.gaps.iter().any(|gap| gap.remedy.contains("no-such-image")),
+        "{found:?}"
+    );
 }
 
 async fn profile_selects_image_and_unknown_profile_is_refused(mut fixture: Fixture) {
@@ -120,7 +135,8 @@ async fn profile_selects_image_and_unknown_profile_is_refused(mut fixture: Fixtu
         assert_eq!(fixture.stdout_of("echo fine").await, "fine\n");
     }
     fixture.policy.container.profile = Some("gone".to_owned());
-    let refused = fixture.backend.prepare(&fixture.plan(&fixture.session())).await.unwrap_err().to_string();
+    let refused =
+        fixture.backend.prepare(&fixture.plan(&fixture.session())).await.unwrap_err().to_string();
     assert!(refused.contains("IMAGE_MISSING") && refused.contains("codelia-gone"), "{refused}");
     fixture.policy.container.profile = Some("unknown".to_owned());
     let refused = fixture.backend.prepare(&fixture.plan(&fixture.session())).await;
@@ -140,7 +156,10 @@ async fn mode_without_images_refuses_profile() {
 #[tokio::test]
 async fn container_mode_is_unusable_without_engine() {
     let options = container_options(Kind::Runc, std::path::Path::new("/nonexistent"));
-    let found = container(ContainerOptions { socket: "/no/engine".into(), ..options }).unwrap().probe().await;
+    let found = container(ContainerOptions { socket: "/no/engine".into(), ..options })
+        .unwrap()
+        .probe()
+        .await;
     assert!(!found.usable && found.gaps[0].missing.contains("/no/engine"), "{found:?}");
 }
 
@@ -159,7 +178,9 @@ async fn gvisor_refuses_unenforceable_fields() {
         ("policy.process.allowed_executables", |fixture| {
             fixture.policy.process.allowed_executables = Some(vec!["/usr/bin/sh".into()]);
         }),
-        ("policy.syscalls.violation_limit", |fixture| fixture.policy.syscalls.violation_limit = Some(3)),
+        ("policy.syscalls.violation_limit", |fixture| {
+            fixture.policy.syscalls.violation_limit = Some(3)
+        }),
     ];
     for (field, change) in changes {
         let mut fixture = Fixture::new(Kind::Runsc).await.unwrap();
@@ -174,7 +195,10 @@ async fn gvisor_refuses_unenforceable_fields() {
     denied(&mut plan);
     let refused = fixture.backend.prepare(&plan).await;
     let field = "policy.filesystem.denied_paths";
-    assert!(matches!(&refused, Err(Error::Unenforceable { field: named }) if *named == field), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(Error::Unenforceable { field: named }) if *named == field),
+        "{refused:?}"
+    );
 }
 
 #[tokio::test]

@@ -21,8 +21,8 @@ const CRASH: &str = "kill -SEGV $$";
 const LOWER_AND_CRASH: &str = "ulimit -S -c 0; kill -SEGV $$";
 
 async fn crash_does_not_start_the_handler(fixture: Fixture) {
-    let missing =
-        (!Path::new(HANDLER).exists()).then_some("this host's core dump handler must not be changed");
+    let missing = (!Path::new(HANDLER).exists())
+        .then_some("this host's core dump handler must not be changed");
     if !available("core_pattern", missing) {
         return;
     }

@@ -48,7 +48,10 @@ async fn command_runs_only_on_its_cpus(mut fixture: Fixture) {
     for wrong in [vec![4000], vec![last, 4000]] {
         fixture.policy.resources.cpus = Some(wrong);
         let prepared = fixture.backend.prepare(&fixture.plan(&fixture.session())).await;
-        assert!(matches!(&prepared, Err(Error::Unenforceable { field }) if *field == CPUS), "{prepared:?}");
+        assert!(
+            matches!(&prepared, Err(Error::Unenforceable { field }) if *field == CPUS),
+            "{prepared:?}"
+        );
     }
 }
 
@@ -56,7 +59,9 @@ async fn command_runs_only_on_its_cpus(mut fixture: Fixture) {
 async fn cpu_time_next_to_newer(fixture: &Fixture, low_priority: bool) -> Duration {
     let (first, second) = (fixture.session(), fixture.session());
     // It waits until the other command runs, so that it never has the CPU to itself.
-    let newer = fixture.start(&second, "read line; exec perl -e '1 while (times)[0] + (times)[1] < 1'").await;
+    let newer = fixture
+        .start(&second, "read line; exec perl -e '1 while (times)[0] + (times)[1] < 1'")
+        .await;
     let mut older = fixture.start(&first, "echo; exec perl -e '1 while 1'").await;
     older.line();
     if low_priority {
@@ -88,11 +93,12 @@ async fn low_priority_command_yields_cpu_to_newer_ones(mut fixture: Fixture) {
     }
 }
 
-/// Uses a second of its CPU, between two lines, and then more until it is killed, at most half a minute.
+/// Uses a second of its CPU, between two lines, and then more until it is killed, at most half a
+/// minute.
 const USE_A_SECOND: &str = r#"$| = 1; print "begin\n"; sub busy { 1 while (times)[0] + (times)[1] < $_[0] } busy(1); print "end\n"; busy(30)"#;
 
-/// Returns the CPU time a command gets while a host process uses a second of the same CPU. Both want
-/// it before and after that time too, however late this process sees the lines.
+/// Returns the CPU time a command gets while a host process uses a second of the same CPU. Both
+/// want it before and after that time too, however late this process sees the lines.
 async fn cpu_time_next_to_host_process(mut fixture: Fixture) -> Duration {
     let last = process::allowed_cpus().unwrap().pop().unwrap();
     fixture.policy.resources.cpus = Some(vec![last]);
@@ -143,11 +149,17 @@ async fn read_rate_is_limited(mut fixture: Fixture) {
     fixture.policy.resources.max_read_bytes_per_second = Some(4 * MIB);
     if !fixture.host.enforceable.reads {
         assert_eq!(fixture.try_plan(&session).unwrap_err().field, FIELD);
-        return skip("root", "an ordinary user without a delegated io controller cannot limit reads");
+        return skip(
+            "root",
+            "an ordinary user without a delegated io controller cannot limit reads",
+        );
     }
     if let Err(error) = Device::of(&session.dir) {
         let prepared = fixture.backend.prepare(&fixture.plan(&session)).await;
-        assert!(matches!(&prepared, Err(Error::Unenforceable { field }) if *field == FIELD), "{prepared:?}");
+        assert!(
+            matches!(&prepared, Err(Error::Unenforceable { field }) if *field == FIELD),
+            "{prepared:?}"
+        );
         return skip("disk", format!("sessions are not on a disk: {error}"));
     }
     let mut big = fs::File::create(session.write("big", "")).unwrap();

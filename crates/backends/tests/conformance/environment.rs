@@ -14,8 +14,9 @@ use crate::harness::{Fixture, command, in_every_mode};
 async fn workspace_is_session_directory_owned_by_user(fixture: Fixture) {
     let session = fixture.session();
     session.write("before", "from outside");
-    let finished =
-        fixture.sh(&session, "pwd; cat before; echo from inside > after; id -u; id -un; echo $HOME").await;
+    let finished = fixture
+        .sh(&session, "pwd; cat before; echo from inside > after; id -u; id -un; echo $HOME")
+        .await;
     let uid = fixture.ids_inside(&session).uid;
     assert_eq!(
         finished.stdout,
@@ -29,7 +30,8 @@ async fn workspace_is_session_directory_owned_by_user(fixture: Fixture) {
 }
 
 async fn workspace_allows_no_setuid_and_no_devices(fixture: Fixture) {
-    let options = fixture.stdout_of("awk '$5 == \"/workspace\" { print $6 }' /proc/self/mountinfo").await;
+    let options =
+        fixture.stdout_of("awk '$5 == \"/workspace\" { print $6 }' /proc/self/mountinfo").await;
     let has = |option| options.trim().split(',').any(|found| found == option);
     assert!(has("rw") && has("nosuid") && has("nodev"), "{options}");
 }
@@ -40,7 +42,10 @@ async fn working_directory_is_below_workspace(fixture: Fixture) {
     session.chown(&session.dir.join("deep"));
     let mut pwd = command(&["pwd"]);
     pwd.working_directory = "deep".to_owned();
-    assert_eq!(fixture.launch(&session, &pwd).await.unwrap().finish().await.stdout, "/workspace/deep\n");
+    assert_eq!(
+        fixture.launch(&session, &pwd).await.unwrap().finish().await.stdout,
+        "/workspace/deep\n"
+    );
     pwd.working_directory = "../tmp".to_owned();
     assert!(fixture.launch(&session, &pwd).await.is_err());
 }
@@ -74,19 +79,25 @@ async fn environment_is_clean(fixture: Fixture) {
 }
 
 async fn init_cannot_be_killed_from_inside(fixture: Fixture) {
-    assert_eq!(fixture.stdout_of("kill -9 1; kill -STOP 1; kill -TERM 1; echo alive").await, "alive\n");
+    assert_eq!(
+        fixture.stdout_of("kill -9 1; kill -STOP 1; kill -TERM 1; echo alive").await,
+        "alive\n"
+    );
 }
 
 async fn dev_is_minimal(fixture: Fixture) {
     let listed = fixture.stdout_of("ls /dev").await;
-    let allowed = "core fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero"
-        .split(' ')
-        .collect::<Vec<_>>();
+    let allowed =
+        "core fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero"
+            .split(' ')
+            .collect::<Vec<_>>();
     let unexpected: Vec<_> = listed.lines().filter(|name| !allowed.contains(name)).collect();
     assert!(unexpected.is_empty(), "{unexpected:?}");
     assert_eq!(
         fixture
-            .stdout_of("head -c 3 /dev/zero | wc -c; echo x > /dev/null; head -c 2 /dev/urandom | wc -c")
+            .stdout_of(
+                "head -c 3 /dev/zero | wc -c; echo x > /dev/null; head -c 2 /dev/urandom | wc -c"
+            )
             .await,
         "3\n2\n"
     );
@@ -103,7 +114,10 @@ async fn sockets_pipes_locks_and_memfds_work(fixture: Fixture) {
             socket(C,AF_INET,SOCK_STREAM,0); connect(C,pack_sockaddr_in(7300,INADDR_LOOPBACK)) or die; print "loopback\n"' &&
         perl -e '$m="m"; $f=syscall(319,$m,0); $f>=0 or die; open(M,"+<&=",$f) or die; print M "x"; print "memfd\n"' &&
         flock lock echo locked && mkfifo p && { echo fifo > p & cat p; }"#;
-    assert_eq!(fixture.stdout_of(script).await, "pair\nfile\nabstract\nloopback\nmemfd\nlocked\nfifo\n");
+    assert_eq!(
+        fixture.stdout_of(script).await,
+        "pair\nfile\nabstract\nloopback\nmemfd\nlocked\nfifo\n"
+    );
 }
 
 /// Runs a script on a terminal of 97 columns and 31 rows and returns what it shows.
@@ -139,7 +153,11 @@ async fn terminal_is_found_in_own_devpts(fixture: Fixture) {
     let (output, outcome) = on_terminal(&fixture, script).await;
     let lines: Vec<&str> = output.split_whitespace().collect();
     let expected = ["/dev/pts/0", "/dev/pts/0", "own", "0", "ptmx", "/dev/pts/0", "by-name"];
-    assert_eq!((lines.as_slice(), outcome), (expected.as_slice(), Outcome::Exited(0)), "{output:?}");
+    assert_eq!(
+        (lines.as_slice(), outcome),
+        (expected.as_slice(), Outcome::Exited(0)),
+        "{output:?}"
+    );
 }
 
 async fn streams_and_exit_codes_pass_through(fixture: Fixture) {

@@ -13,18 +13,26 @@ const ATTACKS: [(Kind, &str, &str); 4] = [
 const OWN_HOME: &str = "the image has its own empty /home";
 const NOT_REPORTED: &str = "gVisor does not report blocked calls: it refuses them without an event";
 const NO_LANDLOCK: &str = "gVisor has no Landlock: the plan is refused by field";
-const OTHER_PROCESSES: &str = "processes in a gVisor sandbox are not host processes, which the case looks at";
+const OTHER_PROCESSES: &str =
+    "processes in a gVisor sandbox are not host processes, which the case looks at";
 const STATX: &str = "this gVisor refuses statx(AT_NO_AUTOMOUNT), which coreutils 9 uses";
 const OWN_TICKS: &str = "gVisor reports its own clock ticks to a command, not the CPU time it used";
 const NO_TERMINAL: &str = "gVisor passes no terminal out of its sandbox: a run with one is refused";
 const NO_PROGRAM: &str = "the test image has no Java, Go or npm";
-const ROUGH_PIDS: &str = "the host counts gVisor's threads: the limit is approximate and ends the sandbox";
+const ROUGH_PIDS: &str =
+    "the host counts gVisor's threads: the limit is approximate and ends the sandbox";
 
 /// Cases that do not apply to gVisor, or that it fails.
 const RUNSC: [(&str, &str); 49] = [
-    ("workspace_allows_no_setuid_and_no_devices", "gVisor's mounts are its own: nothing sets their flags"),
+    (
+        "workspace_allows_no_setuid_and_no_devices",
+        "gVisor's mounts are its own: nothing sets their flags",
+    ),
     ("watch_sees_files_of_other_runs", "gVisor sees no changes that another sandbox makes"),
-    ("proc_tells_nothing_about_host", "gVisor's /proc tells about its own kernel, not about the host's"),
+    (
+        "proc_tells_nothing_about_host",
+        "gVisor's /proc tells about its own kernel, not about the host's",
+    ),
     ("blocked_call_is_reported", NOT_REPORTED),
     ("too_many_blocked_calls_kill_the_run", NOT_REPORTED),
     ("ptrace_needs_debug_policy", NOT_REPORTED),
@@ -46,7 +54,10 @@ const RUNSC: [(&str, &str); 49] = [
     ("libraries_of_the_command_are_not_mapped", NO_LANDLOCK),
     ("listed_programs_map_their_libraries", NO_LANDLOCK),
     ("terminals_are_limited", "gVisor has its own terminals, which take nothing of the host"),
-    ("inotify_instances_are_counted_by_session", "gVisor has its own inotify instances without a limit"),
+    (
+        "inotify_instances_are_counted_by_session",
+        "gVisor has its own inotify instances without a limit",
+    ),
     ("core_limit_stays_at_one", "gVisor writes no core dumps and does not show the limit"),
     ("personality_is_limited", "gVisor has no personalities"),
     ("other_arguments_pass", "gVisor returns other errors for bad arguments"),
@@ -69,8 +80,14 @@ const RUNSC: [(&str, &str); 49] = [
     ("dev_is_minimal", STATX),
     ("terminal_is_controlling_and_new_ptys_open", NO_TERMINAL),
     ("terminal_is_found_in_own_devpts", NO_TERMINAL),
-    ("init_cannot_be_killed_from_inside", "gVisor lets a command kill process 1, which ends the sandbox"),
-    ("init_cannot_be_inspected", "gVisor has no undumpable processes: a command may falsify its outcome"),
+    (
+        "init_cannot_be_killed_from_inside",
+        "gVisor lets a command kill process 1, which ends the sandbox",
+    ),
+    (
+        "init_cannot_be_inspected",
+        "gVisor has no undumpable processes: a command may falsify its outcome",
+    ),
     ("foreign_abi_calls_kill", "gVisor has no other ABI"),
     ("perl_and_shell_tools_work", STATX),
     (

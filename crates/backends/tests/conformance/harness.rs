@@ -13,12 +13,12 @@ use std::{
 };
 
 use codelia_backends::{
-    Backend, CgroupParent, ContainerOptions, Error, Logical, LogicalOptions, NativeOptions, Operations,
-    Prepared, Running, Stdio, ToolOptions, bwrap, container, native, nsjail,
+    Backend, CgroupParent, ContainerOptions, Error, Logical, LogicalOptions, NativeOptions,
+    Operations, Prepared, Running, Stdio, ToolOptions, bwrap, container, native, nsjail,
 };
 use codelia_policy::{
-    Enforceable, HostInfo, Ids, IsolationLevel, Limits, LimitsRequest, Plan, PlanError, PlanTarget, Policy,
-    RunSpec, RunTool,
+    Enforceable, HostInfo, Ids, IsolationLevel, Limits, LimitsRequest, Plan, PlanError, PlanTarget,
+    Policy, RunSpec, RunTool,
 };
 use codelia_sys::{fd, process};
 use codelia_types::{CommandSpec, Mode, NearLimit, Outcome, RunId, SessionId, Usage, Violation};
@@ -145,7 +145,8 @@ impl Fixture {
         fs::create_dir(&dir).unwrap();
         fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
         let own = Ids { uid: process::own_uid(), gid: process::own_gid() };
-        let chosen = FIRST_USER + std::process::id() * USERS_PER_PROCESS + number % USERS_PER_PROCESS;
+        let chosen =
+            FIRST_USER + std::process::id() * USERS_PER_PROCESS + number % USERS_PER_PROCESS;
         let ids = if own.uid == 0 { Ids { uid: chosen, gid: chosen } } else { own };
         let session = Session { id: SessionId::generate(), dir, ids };
         session.chown(&session.dir);
@@ -193,14 +194,25 @@ impl Fixture {
             transaction: None,
         };
         match spec.mode {
-            Mode::Logical => {
-                Plan::logical(PlanTarget { sandbox, session: id, root }, &spec, self.host.enforceable)
-            }
-            _ => Plan::isolated(PlanTarget { sandbox, session: id, root }, &spec, &self.host, session.ids),
+            Mode::Logical => Plan::logical(
+                PlanTarget { sandbox, session: id, root },
+                &spec,
+                self.host.enforceable,
+            ),
+            _ => Plan::isolated(
+                PlanTarget { sandbox, session: id, root },
+                &spec,
+                &self.host,
+                session.ids,
+            ),
         }
     }
 
-    pub(crate) async fn launch(&self, session: &Session, command: &CommandSpec) -> Result<Started, Error> {
+    pub(crate) async fn launch(
+        &self,
+        session: &Session,
+        command: &CommandSpec,
+    ) -> Result<Started, Error> {
         launch_in(self.backend.prepare(&self.plan(session)).await?, command).await
     }
 
@@ -270,7 +282,15 @@ impl Started {
                 near.push(limit);
             }
         }
-        Finished { outcome, usage, stdout, stderr, violations: reported, near_limits: near, operations }
+        Finished {
+            outcome,
+            usage,
+            stdout,
+            stderr,
+            violations: reported,
+            near_limits: near,
+            operations,
+        }
     }
 
     /// Waits while stdin stays open, so that the command cannot end by itself.
@@ -287,19 +307,27 @@ impl Started {
 }
 
 /// Launches a command in a prepared sandbox.
-pub(crate) async fn launch_in(prepared: Box<dyn Prepared>, command: &CommandSpec) -> Result<Started, Error> {
+pub(crate) async fn launch_in(
+    prepared: Box<dyn Prepared>,
+    command: &CommandSpec,
+) -> Result<Started, Error> {
     let ([child_in, stdin], [stdout, child_out], [stderr, child_err]) = (pipe(), pipe(), pipe());
     let stdio = Stdio::Files { stdin: child_in, stdout: child_out, stderr: child_err };
     let running = prepared.launch(command, stdio).await?.running;
-    Ok(Started { running, stdin: stdin.into(), stdout: BufReader::new(stdout.into()), stderr: stderr.into() })
+    Ok(Started {
+        running,
+        stdin: stdin.into(),
+        stdout: BufReader::new(stdout.into()),
+        stderr: stderr.into(),
+    })
 }
 
 pub(crate) fn command(argv: &[&str]) -> CommandSpec {
     CommandSpec { stdin: true, ..CommandSpec::new(argv.iter().copied()) }
 }
 
-/// What a backend can enforce, or why it does not work here. An engine is probed by one test process for
-/// all: that starts three containers.
+/// What a backend can enforce, or why it does not work here. An engine is probed by one test
+/// process for all: that starts three containers.
 async fn probe(kind: Kind, backend: &dyn Backend) -> Result<Enforceable, String> {
     let socket = kind.is_container().then(|| engine_socket(kind));
     let stored = socket.map(|socket| socket.with_extension(format!("{kind:?}.probe")));
@@ -319,10 +347,17 @@ async fn probe(kind: Kind, backend: &dyn Backend) -> Result<Enforceable, String>
     Ok(found.enforceable)
 }
 
-pub(crate) fn backend(kind: Kind, groups: CgroupParent, dir: &Path, watch_limits: bool) -> Arc<dyn Backend> {
+pub(crate) fn backend(
+    kind: Kind,
+    groups: CgroupParent,
+    dir: &Path,
+    watch_limits: bool,
+) -> Arc<dyn Backend> {
     let init = init_path();
     match kind {
-        Kind::Logical => Arc::new(Logical::new(LogicalOptions { init, cgroup_parent: groups }).unwrap()),
+        Kind::Logical => {
+            Arc::new(Logical::new(LogicalOptions { init, cgroup_parent: groups }).unwrap())
+        }
         Kind::Bwrap => Arc::new(
             bwrap(ToolOptions {
                 init,
@@ -358,7 +393,9 @@ pub(crate) fn backend(kind: Kind, groups: CgroupParent, dir: &Path, watch_limits
             })
             .unwrap(),
         ),
-        Kind::Runc | Kind::Runsc | Kind::Podman => Arc::new(container(container_options(kind, dir)).unwrap()),
+        Kind::Runc | Kind::Runsc | Kind::Podman => {
+            Arc::new(container(container_options(kind, dir)).unwrap())
+        }
     }
 }
 
@@ -396,8 +433,8 @@ pub(crate) fn engine_socket(kind: Kind) -> PathBuf {
 
 /// Returns the path of `codelia-init`, which `make build` builds.
 pub(crate) fn init_path() -> PathBuf {
-    let built =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("x86_64-unknown-linux-gnu/init/codelia-init");
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .with_file_name("x86_64-unknown-linux-gnu/init/codelia-init");
     let path = std::env::var_os("CODELIA_INIT").map_or(built, PathBuf::from);
     assert!(path.is_file(), "{} is missing: run `make build`", path.display());
     path
@@ -425,7 +462,8 @@ pub(crate) fn is_root(reason: &str) -> bool {
 
 /// Returns whether the fixture can bind commands to CPUs, for a case that needs it.
 pub(crate) fn has_cpusets(fixture: &Fixture) -> bool {
-    let missing = (!fixture.host.enforceable.cpus).then_some("this host cannot bind commands to CPUs");
+    let missing =
+        (!fixture.host.enforceable.cpus).then_some("this host cannot bind commands to CPUs");
     available("processors", missing)
 }
 

@@ -27,7 +27,12 @@ const FIND: &str = r#"perl -e '$k = $ENV{KEY}; $n = "codelia$k"; print "shm " if
 const ALL: &str = "shm msg sem mq\n";
 
 /// Runs a script in a session with these variables.
-async fn run_with(fixture: &Fixture, session: &Session, script: &str, env: &[(&str, String)]) -> Finished {
+async fn run_with(
+    fixture: &Fixture,
+    session: &Session,
+    script: &str,
+    env: &[(&str, String)],
+) -> Finished {
     let mut shell = command(&["sh", "-c", script]);
     shell.env = env.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     let finished = fixture.launch(session, &shell).await.unwrap().finish().await;
@@ -37,7 +42,8 @@ async fn run_with(fixture: &Fixture, session: &Session, script: &str, env: &[(&s
 
 /// Runs a script on the host and returns its output.
 fn on_host(script: &str, key: u32) -> String {
-    let output = Command::new("sh").args(["-c", script]).env("KEY", key.to_string()).output().unwrap();
+    let output =
+        Command::new("sh").args(["-c", script]).env("KEY", key.to_string()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
@@ -66,13 +72,18 @@ async fn ipc_objects_are_isolated(fixture: Fixture) {
     let env = [("KEY", ipc.0.to_string())];
     assert_eq!(on_host(FIND, ipc.0), ALL, "the control: they exist on the host");
     let neighbour = fixture.session();
-    let mut shell = command(&["sh", "-c", &format!("{CREATE} && echo made && {FIND} && read line")]);
+    let mut shell =
+        command(&["sh", "-c", &format!("{CREATE} && echo made && {FIND} && read line")]);
     shell.env = env.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     let mut running = fixture.launch(&neighbour, &shell).await.unwrap();
     assert_eq!(running.line(), "made");
     assert_eq!(running.line(), ALL.trim_end(), "the control: they exist in the neighbour");
     for session in [fixture.session(), neighbour] {
-        assert_eq!(run_with(&fixture, &session, FIND, &env).await.stdout, "\n", "not even its own session's");
+        assert_eq!(
+            run_with(&fixture, &session, FIND, &env).await.stdout,
+            "\n",
+            "not even its own session's"
+        );
     }
     assert_eq!(running.finish_with("\n").await.outcome, Outcome::Exited(0));
 }
@@ -120,10 +131,12 @@ async fn engine_sockets_are_invisible(mut fixture: Fixture) {
     }
     let sockets = RootlessSockets::create();
     let env = [("SOCKETS", sockets.paths())];
-    let host = Command::new("sh").args(["-c", CONNECT]).env("SOCKETS", sockets.paths()).output().unwrap();
+    let host =
+        Command::new("sh").args(["-c", CONNECT]).env("SOCKETS", sockets.paths()).output().unwrap();
     let seen = String::from_utf8(host.stdout).unwrap();
     assert!(seen.contains("docker.sock") && seen.contains("podman.sock"), "the control: {seen}");
-    let opened = [None, Some("/var/run"), Some("/run/user")].into_iter().chain([sockets.dir.to_str()]);
+    let opened =
+        [None, Some("/var/run"), Some("/run/user")].into_iter().chain([sockets.dir.to_str()]);
     for path in opened {
         fixture.policy.filesystem.read_only_paths = path.map(|path| vec![PathBuf::from(path)]);
         let session = fixture.session();
@@ -156,7 +169,11 @@ async fn configured_engine_socket_is_invisible(mut fixture: Fixture) {
     fixture.policy.filesystem.read_only_paths = Some(vec![directory]);
     let env = [("SOCKETS", format!("{} {}", socket.display(), other.display()))];
     let finished = run_with(&fixture, &fixture.session(), CONNECT, &env).await;
-    assert_eq!(finished.stdout, format!("reached {}\n", other.display()), "the control: another socket");
+    assert_eq!(
+        finished.stdout,
+        format!("reached {}\n", other.display()),
+        "the control: another socket"
+    );
 }
 
 async fn device_nodes_cannot_be_opened(fixture: Fixture) {
@@ -169,8 +186,10 @@ async fn device_nodes_cannot_be_opened(fixture: Fixture) {
     let minor = if fixture.kind.is_container() { "11" } else { "5" };
     assert!(Command::new("mknod").arg(&device).args(["c", "1", minor]).status().unwrap().success());
     fs::set_permissions(&device, Permissions::from_mode(0o666)).unwrap();
-    let open = |path: &str| format!(r#"perl -e 'print open(F, "<", "{path}") ? "opened" : "refused"'"#);
-    let host = Command::new("sh").args(["-c", &open("node")]).current_dir(&session.dir).output().unwrap();
+    let open =
+        |path: &str| format!(r#"perl -e 'print open(F, "<", "{path}") ? "opened" : "refused"'"#);
+    let host =
+        Command::new("sh").args(["-c", &open("node")]).current_dir(&session.dir).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&host.stdout), "opened", "the control: it is a device");
     assert_eq!(fixture.sh(&session, &open("node")).await.stdout, "refused");
     assert_eq!(fixture.sh(&session, &open("/dev/zero")).await.stdout, "opened", "/dev still works");

@@ -1,4 +1,5 @@
-//! Layouts of the workspace: read-only except for some directories, and execution only where it is allowed.
+//! Layouts of the workspace: read-only except for some directories, and execution only where it is
+//! allowed.
 
 use std::{
     fs::{self, Permissions},
@@ -64,15 +65,15 @@ async fn only_directories_of_a_layout_are_writable(mut fixture: Fixture) {
         assert_eq!(owner, session.ids.uid, "{name} belongs to the session's user");
     }
     assert!(session.dir.join("target/written").exists(), "it is the session's own directory");
-    let attack =
-        "cat src/main.rs; rm -f src/main.rs; mv target other; rmdir logs; ln -s /tmp new; chmod 777 . 2>&1";
+    let attack = "cat src/main.rs; rm -f src/main.rs; mv target other; rmdir logs; ln -s /tmp new; chmod 777 . 2>&1";
     let finished = fixture.sh(&session, &format!("{attack}; umount /workspace/target; true")).await;
     assert!(finished.stdout.starts_with("the source"), "{finished:?}");
     assert!(session.dir.join("src/main.rs").exists() && session.dir.join("target").is_dir());
     assert!(!session.dir.join("new").exists() && session.dir.join("logs").is_dir());
 }
 
-/// Copies a program and a script to a place, executes both, and loads the program with the dynamic linker.
+/// Copies a program and a script to a place, executes both, and loads the program with the dynamic
+/// linker.
 const EXECUTE: &str = r#"loader=$(ls /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1 2> /dev/null | head -1)
 for path in /workspace /workspace/logs /workspace/target /tmp /var/tmp /dev/shm /run; do
     if ! cp /usr/bin/true "$path/program" 2> /dev/null; then echo "$path read-only"; continue; fi
@@ -86,8 +87,9 @@ done"#;
 
 async fn files_are_executed_only_where_the_layout_allows(mut fixture: Fixture) {
     let expected = |workspace: &str, other: &str| {
-        let mut lines =
-            format!("/workspace {workspace}\n/workspace/logs {other}\n/workspace/target yes yes yes yes\n");
+        let mut lines = format!(
+            "/workspace {workspace}\n/workspace/logs {other}\n/workspace/target yes yes yes yes\n"
+        );
         for path in ["/tmp", "/var/tmp", "/dev/shm", "/run"] {
             lines += &format!("{path} {other}\n");
         }
@@ -187,7 +189,10 @@ async fn layout_serves_several_sandboxes_of_a_session(mut fixture: Fixture) {
     // The next one has no layout: nothing of it is left.
     fixture.policy = Policy::default();
     assert_eq!(output(&fixture, &session, "echo x > yes && cat target/log | wc -l").await, "3\n");
-    assert!(matches!(fixture.kind, Kind::Bwrap | Kind::Nsjail | Kind::Native) || fixture.kind.is_container());
+    assert!(
+        matches!(fixture.kind, Kind::Bwrap | Kind::Nsjail | Kind::Native)
+            || fixture.kind.is_container()
+    );
 }
 
 in_every_mode!(

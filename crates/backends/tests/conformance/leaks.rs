@@ -92,7 +92,8 @@ impl Capture {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (input, output) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
+        let (input, output) =
+            (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
         let mut capture = Self { process, input, output };
         assert_eq!(capture.line(), "ready");
         capture
@@ -104,7 +105,8 @@ impl Capture {
         line.trim_end().to_owned()
     }
 
-    /// The frames since the last call. Sending is finished by then: it puts a frame in every capture.
+    /// The frames since the last call. Sending is finished by then: it puts a frame in every
+    /// capture.
     fn frames(&mut self) -> Vec<String> {
         self.input.write_all(b"?").unwrap();
         std::iter::from_fn(|| Some(self.line()).filter(|line| line != "end")).collect()
@@ -127,7 +129,10 @@ impl Drop for Capture {
 
 /// One program that tries every way.
 fn script() -> String {
-    LEAKS.iter().map(|leak| format!("{};\n", leak.script)).fold(PERL.to_owned(), |all, one| all + &one)
+    LEAKS
+        .iter()
+        .map(|leak| format!("{};\n", leak.script))
+        .fold(PERL.to_owned(), |all, one| all + &one)
         + "print qq(tried\\n)"
 }
 
@@ -157,7 +162,11 @@ async fn nothing_leaves(kind: Kind) {
 
     let outside = Command::new("perl").args(["-e", &script()]).env("EXIT", &exit).output().unwrap();
     assert!(outside.status.success(), "{outside:?}");
-    assert_eq!(capture.seen(), LEAKS.iter().map(|leak| leak.name).collect::<Vec<_>>(), "the control");
+    assert_eq!(
+        capture.seen(),
+        LEAKS.iter().map(|leak| leak.name).collect::<Vec<_>>(),
+        "the control"
+    );
     run(&mut fixture, NetworkMode::Host, &exit).await;
     let is_ordinary = |leak: &&Leak| leak.is_ordinary;
     let ordinary: Vec<_> = LEAKS.iter().filter(is_ordinary).map(|leak| leak.name).collect();

@@ -48,7 +48,8 @@ async fn process_level_isolates_processes_files_network(mut fixture: Fixture) {
     let port = listener.local_addr().unwrap().port();
     // The controls: all three work outside.
     assert!(
-        fs::read_to_string(&secret).is_ok() && fs::exists(format!("/proc/{}", std::process::id())).unwrap()
+        fs::read_to_string(&secret).is_ok()
+            && fs::exists(format!("/proc/{}", std::process::id())).unwrap()
     );
     assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
     let script = format!(

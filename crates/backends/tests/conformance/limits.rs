@@ -1,4 +1,5 @@
-//! Programs that exceed their limits: each ends with its own outcome and does not affect a neighbour.
+//! Programs that exceed their limits: each ends with its own outcome and does not affect a
+//! neighbour.
 
 use std::time::Duration;
 
@@ -15,14 +16,19 @@ async fn memory_is_limited(mut fixture: Fixture) {
     assert_eq!(finished.outcome, Outcome::Oom, "{finished:?}");
     // The kernel counts in batches of pages.
     assert!(finished.usage.peak_memory_bytes <= 49 * MIB, "{finished:?}");
-    assert_eq!(fixture.sh(&session, "true").await.outcome, Outcome::Exited(0), "the session still works");
+    assert_eq!(
+        fixture.sh(&session, "true").await.outcome,
+        Outcome::Exited(0),
+        "the session still works"
+    );
 }
 
 async fn tmpfs_counts_as_memory(mut fixture: Fixture) {
     fixture.limits.memory_bytes = 32 * MIB;
     fixture.limits.tmp_bytes = 128 * MIB;
-    let finished =
-        fixture.run(&fixture.session(), &["dd", "if=/dev/zero", "of=/tmp/x", "bs=1M", "count=100"]).await;
+    let finished = fixture
+        .run(&fixture.session(), &["dd", "if=/dev/zero", "of=/tmp/x", "bs=1M", "count=100"])
+        .await;
     assert_eq!(finished.outcome, Outcome::Oom, "{finished:?}");
 }
 
@@ -108,8 +114,9 @@ async fn cpu_time_is_limited(mut fixture: Fixture) {
 
 async fn cpu_time_limit_covers_all_processes(mut fixture: Fixture) {
     fixture.limits.cpu_time = Duration::from_secs(1);
-    let finished =
-        fixture.sh(&fixture.session(), "for i in 1 2 3 4; do (while :; do :; done) & done; wait").await;
+    let finished = fixture
+        .sh(&fixture.session(), "for i in 1 2 3 4; do (while :; do :; done) & done; wait")
+        .await;
     assert_eq!(finished.outcome, Outcome::Limit("cpu_time".to_owned()), "{finished:?}");
     assert!(finished.usage.cpu_time < Duration::from_secs(3), "{finished:?}");
 }
@@ -146,7 +153,8 @@ async fn private_file_systems_have_size_limits(mut fixture: Fixture) {
 async fn file_size_is_limited(mut fixture: Fixture) {
     fixture.limits.file_bytes = MIB;
     let session = fixture.session();
-    let finished = fixture.run(&session, &["dd", "if=/dev/zero", "of=big", "bs=64k", "count=64"]).await;
+    let finished =
+        fixture.run(&session, &["dd", "if=/dev/zero", "of=big", "bs=64k", "count=64"]).await;
     assert_ne!(finished.outcome, Outcome::Exited(0), "{finished:?}");
     assert_eq!(std::fs::metadata(session.dir.join("big")).unwrap().len(), MIB);
 }

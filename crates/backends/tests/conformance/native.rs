@@ -1,5 +1,5 @@
-//! What only mode `native` has: a process that holds a session's namespaces, and networks that the runs
-//! of a session use one after the other.
+//! What only mode `native` has: a process that holds a session's namespaces, and networks that the
+//! runs of a session use one after the other.
 
 use std::{
     fs,
@@ -22,8 +22,8 @@ const HOLD: &str = "CODELIA_TEST_HOLD_NATIVE";
 /// Prints the network namespace of the command.
 const NETWORK: &str = "readlink /proc/self/ns/net";
 
-/// Lists the living processes of a user with this name. Sessions of this process have the user alone
-/// only as root.
+/// Lists the living processes of a user with this name. Sessions of this process have the user
+/// alone only as root.
 fn processes_of(uid: u32, name: &str) -> Vec<Pid> {
     let is_one = |pid: &Pid| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -82,7 +82,11 @@ async fn sandboxes_die_with_their_zygote() {
     assert!(started.running.destroy().await.is_clean());
     eventually("the prepared sandbox is reported dead", || !prepared.is_alive()).await;
     assert!(prepared.discard().await.is_clean());
-    assert_eq!(fixture.sh(&session, "true").await.outcome, Outcome::Exited(0), "there is another one");
+    assert_eq!(
+        fixture.sh(&session, "true").await.outcome,
+        Outcome::Exited(0),
+        "there is another one"
+    );
 }
 
 #[tokio::test]
@@ -155,11 +159,16 @@ async fn killed_worker_leaves_no_zygote_and_no_sandbox() {
         return;
     }
     let mut worker = Command::new(std::env::current_exe().unwrap());
-    worker.args(["--exact", "native::hold_a_sandbox", "--nocapture"]).env(HOLD, "1").stdout(Stdio::piped());
+    worker
+        .args(["--exact", "native::hold_a_sandbox", "--nocapture"])
+        .env(HOLD, "1")
+        .stdout(Stdio::piped());
     let mut worker = worker.spawn().unwrap();
     let lines = BufReader::new(worker.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let user = lines.into_iter().find_map(|line| line.strip_prefix("user ")?.parse::<u32>().ok()).unwrap();
-    let count = || ["codelia-session", "codelia-init", "sleep"].map(|name| processes_of(user, name).len());
+    let user =
+        lines.into_iter().find_map(|line| line.strip_prefix("user ")?.parse::<u32>().ok()).unwrap();
+    let count =
+        || ["codelia-session", "codelia-init", "sleep"].map(|name| processes_of(user, name).len());
     eventually("the control: the processes are seen", || count() == [1, 1, 2]).await;
     worker.kill().unwrap();
     assert_eq!(worker.wait().unwrap().signal(), Some(9));

@@ -34,7 +34,9 @@ async fn report_of(fixture: &Fixture, script: &str) -> (NearLimit, Finished) {
 
 /// Holds this much memory, in a buffer that nothing reads, until its input ends.
 fn hold(mib: u64) -> String {
-    format!("exec 3<&0; dd if=/dev/zero bs={mib}M count=1 2>/dev/null | {{ read x <&3; cat >/dev/null; }}")
+    format!(
+        "exec 3<&0; dd if=/dev/zero bs={mib}M count=1 2>/dev/null | {{ read x <&3; cat >/dev/null; }}"
+    )
 }
 
 pub(crate) async fn memory_near_limit_is_reported(mut fixture: Fixture) {
@@ -49,7 +51,8 @@ pub(crate) async fn memory_near_limit_is_reported(mut fixture: Fixture) {
 async fn memory_below_the_limit_is_not_near(mut fixture: Fixture) {
     fixture.limits.memory_bytes = 200 * MIB;
     let mut command = fixture.start(&fixture.session(), &hold(100)).await;
-    usage_with(&mut command, |usage| usage.memory_bytes.is_some_and(|bytes| bytes >= 100 * MIB)).await;
+    usage_with(&mut command, |usage| usage.memory_bytes.is_some_and(|bytes| bytes >= 100 * MIB))
+        .await;
     let ended = tokio::time::timeout(Duration::from_secs(1), command.running.wait()).await;
     assert!(ended.is_err(), "{ended:?}");
     assert_eq!(command.finish().await.near_limits, []);
@@ -83,7 +86,8 @@ async fn reached_limit_is_reported_at_the_end(mut fixture: Fixture) {
 
 pub(crate) async fn processes_near_limit_are_reported(mut fixture: Fixture) {
     fixture.limits.pids = 10;
-    let sleepers = |count| format!("for i in $(seq {count}); do sleep 1000 & done; echo all; read x");
+    let sleepers =
+        |count| format!("for i in $(seq {count}); do sleep 1000 & done; echo all; read x");
     let (near, _) = report_of(&fixture, &sleepers(8)).await;
     assert_eq!((near.resource, near.limit), (Resource::Pids, 10));
     assert!((8..=10).contains(&near.used), "{near:?}");
@@ -99,7 +103,10 @@ async fn cpu_time_near_limit_is_reported(mut fixture: Fixture) {
 }
 
 /// Reads until a value has the expected size: without a group, values are those of the last check.
-async fn usage_with(command: &mut Started, is_expected: impl Fn(&CurrentUsage) -> bool) -> CurrentUsage {
+async fn usage_with(
+    command: &mut Started,
+    is_expected: impl Fn(&CurrentUsage) -> bool,
+) -> CurrentUsage {
     let reader = command.running.usage_reader().unwrap();
     let read = async {
         loop {
@@ -136,7 +143,10 @@ pub(crate) async fn running_command_shows_its_usage(mut fixture: Fixture) {
         assert_eq!((below.len(), shell.parent_pid), (2, 0), "{listed:?}");
         assert!(below.iter().all(|process| process.parent_pid == shell.pid), "{listed:?}");
         let perl = below.iter().find(|process| process.name == "perl").unwrap();
-        assert!(perl.memory_bytes >= 40 * MIB && perl.cpu_time >= Duration::from_millis(250), "{listed:?}");
+        assert!(
+            perl.memory_bytes >= 40 * MIB && perl.cpu_time >= Duration::from_millis(250),
+            "{listed:?}"
+        );
     }
     let finished = command.finish().await;
     assert_eq!(finished.near_limits, [], "the control: nothing is near its limit");

@@ -106,8 +106,10 @@ pub(crate) async fn sockets_serve_commands(mut fixture: Fixture) {
     use_network(&mut fixture, NetworkMode::Proxy);
     let (prepared, mut sockets) = prepare(&fixture, &fixture.session()).await;
     assert_eq!(sockets.targets.len(), EGRESS_TARGETS);
-    let mut servers =
-        vec![serve(listener(sockets.proxy), "proxy"), serve(listener(sockets.resolver_tcp), "resolver")];
+    let mut servers = vec![
+        serve(listener(sockets.proxy), "proxy"),
+        serve(listener(sockets.resolver_tcp), "resolver"),
+    ];
     for (address, name) in [
         ("[::ffff:198.18.0.5]:443", "four"),
         ("[2001:2::5]:443", "six"),
@@ -115,7 +117,8 @@ pub(crate) async fn sockets_serve_commands(mut fixture: Fixture) {
     ] {
         servers.push(serve(bind(sockets.targets.pop().unwrap(), address), name));
     }
-    let queries = task::background("the resolver", answer_queries(sockets.resolver_udp, [198, 18, 0, 5]));
+    let queries =
+        task::background("the resolver", answer_queries(sockets.resolver_udp, [198, 18, 0, 5]));
     let finished = run(
         prepared,
         r#"print join " ", ask("127.0.0.1", 3128, "a"), ask("127.0.0.53", 53, "b"), ask("198.18.0.5", 443, "c"),
@@ -226,11 +229,13 @@ async fn nothing_of_the_network_is_left(mut fixture: Fixture) {
     let (prepared, sockets) = prepare(&fixture, &session).await;
     let flags = |socket: &OwnedFd| {
         let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", socket.as_raw_fd())).unwrap();
-        let flags = text.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim().to_owned();
+        let flags =
+            text.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim().to_owned();
         i32::from_str_radix(&flags, 8).unwrap()
     };
-    let all =
-        [&sockets.proxy, &sockets.resolver_udp, &sockets.resolver_tcp].into_iter().chain(&sockets.targets);
+    let all = [&sockets.proxy, &sockets.resolver_udp, &sockets.resolver_tcp]
+        .into_iter()
+        .chain(&sockets.targets);
     for socket in all {
         // O_CLOEXEC and O_NONBLOCK.
         assert_eq!(flags(socket) & 0o2_004_000, 0o2_004_000);
@@ -278,8 +283,7 @@ async fn programs_find_proxy_and_resolver(mut fixture: Fixture) {
     let mut own = command(&["sh", "-c", "env | grep -i -e ^https_proxy -e ^http_proxy | sort"]);
     own.env.insert("https_proxy".to_owned(), "http://own".to_owned());
     let finished = fixture.launch(&session, &own).await.unwrap().finish().await;
-    let expected =
-        "HTTP_PROXY=http://127.0.0.1:3128\nhttp_proxy=http://127.0.0.1:3128\nhttps_proxy=http://own\n";
+    let expected = "HTTP_PROXY=http://127.0.0.1:3128\nhttp_proxy=http://127.0.0.1:3128\nhttps_proxy=http://own\n";
     let (mut lines, mut wanted): (Vec<_>, Vec<_>) =
         (finished.stdout.lines().collect(), expected.lines().collect());
     lines.sort_unstable();
@@ -307,7 +311,8 @@ async fn host_network_is_shared(mut fixture: Fixture) {
         results.push(run(prepared, &script).await.stdout);
     }
     assert_eq!(results[0], "Connection refused, Connection refused, own", "the control");
-    let scoped = if codelia_sys::landlock::can_scope() { "Operation not permitted" } else { "reached" };
+    let scoped =
+        if codelia_sys::landlock::can_scope() { "Operation not permitted" } else { "reached" };
     assert_eq!(results[1], format!("reached, {scoped}, own"));
 }
 
@@ -348,5 +353,8 @@ async fn gvisor_refuses_networks_by_field() {
     (fixture.host.enforceable.egress, fixture.host.enforceable.violations) = (true, false);
     use_network(&mut fixture, NetworkMode::Proxy);
     let error = fixture.backend.prepare(&fixture.plan(&session)).await.unwrap_err();
-    assert!(matches!(error, codelia_backends::Error::Unenforceable { field: "network" }), "{error}");
+    assert!(
+        matches!(error, codelia_backends::Error::Unenforceable { field: "network" }),
+        "{error}"
+    );
 }

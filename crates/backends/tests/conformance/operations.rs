@@ -1,5 +1,5 @@
-//! The log of signals and file operations: what it shows, that it is bounded, that it lets nothing pass
-//! which the policy denies, and which patterns are suspicious.
+//! The log of signals and file operations: what it shows, that it is bounded, that it lets nothing
+//! pass which the policy denies, and which patterns are suspicious.
 
 use codelia_backends::{Operation, Operations};
 use codelia_policy::{SyscallMode, SyscallPolicy};
@@ -32,7 +32,8 @@ fn has(operations: &Operations, call: &str, path: &str, to: Option<&str>) -> boo
 
 async fn changes_of_files_are_logged(mut fixture: Fixture) {
     let session = fixture.session();
-    let script = "echo a > a; mkdir d; mv a d/b; ln d/b c; ln -s c s; chmod 640 c; cd d; cat b; rm ../c";
+    let script =
+        "echo a > a; mkdir d; mv a d/b; ln d/b c; ln -s c s; chmod 640 c; cd d; cat b; rm ../c";
     let finished = fixture.sh(&session, script).await;
     assert_eq!(finished.operations, None, "nothing is logged unless the policy says so");
     fixture.policy.logging.file_operations = Some(true);
@@ -60,8 +61,10 @@ async fn signals_are_logged(mut fixture: Fixture) {
     let session = fixture.session();
     let script = "sleep 100 & kill -15 $!; wait $!; echo $! > target; kill -0 1; kill -0 $$";
     let logged = fixture.logged(&session, script).await;
-    let target: i32 = std::fs::read_to_string(session.dir.join("target")).unwrap().trim().parse().unwrap();
-    let sent = |it: &&Operation| it.call == "kill" && it.target == Some(target) && it.signal == Some(15);
+    let target: i32 =
+        std::fs::read_to_string(session.dir.join("target")).unwrap().trim().parse().unwrap();
+    let sent =
+        |it: &&Operation| it.call == "kill" && it.target == Some(target) && it.signal == Some(15);
     assert!(logged.kept.iter().any(|it| sent(&it)), "{logged:#?}");
     assert!(logged.kept.iter().all(|it| it.path.is_none()), "no files: {logged:#?}");
     assert!(logged.suspicious.is_empty(), "to ask for a process is not: {logged:#?}");
@@ -103,8 +106,15 @@ async fn flood_of_operations_is_bounded(mut fixture: Fixture) {
     assert!(logged.dropped > 0);
     let repeat = "i=0; while [ $i -lt 100 ]; do kill -0 $$; i=$((i+1)); done";
     let same = fixture.logged(&fixture.session(), repeat).await;
-    assert_eq!(same.kept.iter().filter(|it| it.call == "kill").map(|it| it.count).sum::<u64>(), 100);
-    assert_eq!(same.kept.iter().filter(|it| it.call == "kill").count(), 1, "equal ones are one entry");
+    assert_eq!(
+        same.kept.iter().filter(|it| it.call == "kill").map(|it| it.count).sum::<u64>(),
+        100
+    );
+    assert_eq!(
+        same.kept.iter().filter(|it| it.call == "kill").count(),
+        1,
+        "equal ones are one entry"
+    );
 }
 
 /// A denied call arrives in the same way as a logged one. It must not continue.
@@ -117,7 +127,11 @@ async fn logged_call_that_is_denied_stays_denied(mut fixture: Fixture) {
     fixture.policy.syscalls =
         SyscallPolicy { mode: Some(SyscallMode::Deny), names, ..SyscallPolicy::default() };
     let denied = fixture.sh(&fixture.session(), script).await;
-    assert_eq!((denied.stdout.as_str(), &denied.outcome), ("f\n", &Outcome::Exited(0)), "{denied:?}");
+    assert_eq!(
+        (denied.stdout.as_str(), &denied.outcome),
+        ("f\n", &Outcome::Exited(0)),
+        "{denied:?}"
+    );
     assert!(!denied.violations.is_empty());
     assert!(!denied.operations.unwrap().totals.keys().any(|call| call.starts_with("unlink")));
 }

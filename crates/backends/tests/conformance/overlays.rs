@@ -103,11 +103,13 @@ async fn overlay_changes_are_visible_across_running_sandboxes(mut fixture: Fixtu
         return;
     }
     let session = fixture.session();
-    let script = format!("cd {path}; cat bin/new; ls bin; echo ready; read line; cat bin/new readme");
+    let script =
+        format!("cd {path}; cat bin/new; ls bin; echo ready; read line; cat bin/new readme");
     let mut first = fixture.start(&session, &script).await;
     assert_eq!([first.line(), first.line()], ["tool", "ready"]);
     // A sandbox with one more overlay joins the same namespace.
-    fixture.policy.filesystem.overlay_paths = Some(vec![second.path().to_owned(), dir.path().to_owned()]);
+    fixture.policy.filesystem.overlay_paths =
+        Some(vec![second.path().to_owned(), dir.path().to_owned()]);
     let change = format!("cd {path} && {CHANGE} && echo x > {}/readme", second.path().display());
     stdout_of(&fixture, &session, &change).await;
     let finished = first.finish_with("continue\n").await;
@@ -141,12 +143,15 @@ async fn secrets_in_overlay_are_hidden(mut fixture: Fixture) {
 
 async fn overlay_layers_are_unreachable_by_other_paths(mut fixture: Fixture) {
     let dir = tools();
-    if !has_overlays(&mut fixture, dir.path()) || !is_root("without root, layers have the session's user") {
+    if !has_overlays(&mut fixture, dir.path())
+        || !is_root("without root, layers have the session's user")
+    {
         return;
     }
     let session = fixture.session();
     let layers = codelia_policy::overlays_dir(&session.dir);
-    fixture.policy.filesystem.read_only_paths = Some(vec![session.dir.parent().unwrap().to_owned()]);
+    fixture.policy.filesystem.read_only_paths =
+        Some(vec![session.dir.parent().unwrap().to_owned()]);
     let script = format!(
         "cd {} && echo x > new; ls {layers} && echo reached; for way in {layers}/*/ {layers}/*/upper/new; do \
          cat $way 2>&1; done; echo held",
@@ -192,7 +197,8 @@ async fn static_mode_writes_only_to_overlays(mut fixture: Fixture) {
     );
     let finished = fixture.sh(&fixture.session(), &script).await;
     assert_eq!(finished.stdout, "readme of the host\nx\n", "{finished:?}");
-    // The control: the installation's writable path can be written without `static` and not with it.
+    // The control: the installation's writable path can be written without `static` and not with
+    // it.
     let session = fixture.session();
     session.chown(open.path());
     let mut upper = Policy::default();
@@ -200,7 +206,8 @@ async fn static_mode_writes_only_to_overlays(mut fixture: Fixture) {
     fixture.policy = upper.clone();
     let write = format!("echo x > {read}/new && echo written; true");
     assert_eq!(stdout_of(&fixture, &session, &write).await, "written\n");
-    fixture.policy = upper.merge(&Policy::parse("filesystem: {mode: static}", Format::Yaml).unwrap());
+    fixture.policy =
+        upper.merge(&Policy::parse("filesystem: {mode: static}", Format::Yaml).unwrap());
     assert_eq!(stdout_of(&fixture, &session, &write).await, "");
 }
 
@@ -213,8 +220,9 @@ async fn runtime_can_be_an_overlay(mut fixture: Fixture) {
     if !is_root("without root, the host's directories keep their owner") {
         return;
     }
-    let change =
-        |path: &str| format!("echo x > {path}/new && cat {path}/new; touch /usr/other && echo written");
+    let change = |path: &str| {
+        format!("echo x > {path}/new && cat {path}/new; touch /usr/other && echo written")
+    };
     let changed = fixture.sh(&fixture.session(), &change("/usr/bin")).await;
     assert_eq!(changed.stdout, "x\nwritten\n", "{changed:?}");
     fixture.policy.filesystem.overlay_paths = Some(vec!["/usr/local".into()]);

@@ -68,7 +68,8 @@ async fn secrets_in_open_home_are_hidden(mut fixture: Fixture) {
     let script = format!("cd {home}; cat open .ssh/key .config/gcloud/key .kube/key .netrc; true");
     fixture.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned()]);
     assert_eq!(fixture.stdout_of(&script).await, "open\n");
-    fixture.policy.filesystem.read_only_paths = Some(vec![dir.path().to_owned(), dir.path().join(".kube")]);
+    fixture.policy.filesystem.read_only_paths =
+        Some(vec![dir.path().to_owned(), dir.path().join(".kube")]);
     assert_eq!(fixture.stdout_of(&script).await, "open\n");
     // The control: without known homes the same script reads the secrets.
     fixture.host.runtime.homes.clear();
@@ -78,7 +79,9 @@ async fn secrets_in_open_home_are_hidden(mut fixture: Fixture) {
 async fn denied_workspace_path_is_denied_before_it_exists(mut fixture: Fixture) {
     fixture.policy.filesystem.denied_paths = vec![PathBuf::from("/workspace/.secrets")];
     let stdout = fixture
-        .stdout_of("mkdir -p .secrets/x && echo reached; echo x > .secrets/y && echo reached; echo held")
+        .stdout_of(
+            "mkdir -p .secrets/x && echo reached; echo x > .secrets/y && echo reached; echo held",
+        )
         .await;
     assert_eq!(stdout, "held\n");
 }
@@ -120,10 +123,14 @@ async fn unenforceable_plan_is_refused_by_field(fixture: Fixture) {
 
 async fn blocked_call_is_reported(fixture: Fixture) {
     let finished = fixture
-        .sh(&fixture.session(), r#"perl -e '($t,$d)=("tmpfs","/tmp"); syscall(165,$t,$d,$t,0,0)'; true"#)
+        .sh(
+            &fixture.session(),
+            r#"perl -e '($t,$d)=("tmpfs","/tmp"); syscall(165,$t,$d,$t,0,0)'; true"#,
+        )
         .await;
     assert_eq!(finished.outcome, Outcome::Exited(0), "{finished:?}");
-    let names: Vec<_> = finished.violations.iter().map(|violation| violation.syscall.as_str()).collect();
+    let names: Vec<_> =
+        finished.violations.iter().map(|violation| violation.syscall.as_str()).collect();
     assert_eq!(names, ["mount"], "{finished:?}");
 }
 
@@ -139,7 +146,9 @@ async fn syscall_lists_allow_or_deny(mut fixture: Fixture) {
     let security = fixture.plan(&fixture.session()).security.unwrap();
     let SyscallRules::Allow(all) = security.syscalls else { panic!("expected an allow-list") };
     let others = all.iter().filter(|name| *name != "socket").cloned().collect();
-    for (mode, names) in [(SyscallMode::Deny, vec!["socket".to_owned()]), (SyscallMode::Allow, others)] {
+    for (mode, names) in
+        [(SyscallMode::Deny, vec!["socket".to_owned()]), (SyscallMode::Allow, others)]
+    {
         (fixture.policy.syscalls.mode, fixture.policy.syscalls.names) = (Some(mode), names);
         let finished = fixture.sh(&fixture.session(), script).await;
         assert_eq!(
@@ -147,7 +156,8 @@ async fn syscall_lists_allow_or_deny(mut fixture: Fixture) {
             ("refused", &Outcome::Exited(0)),
             "{mode:?}"
         );
-        let tried: Vec<_> = finished.violations.iter().map(|violation| violation.syscall.as_str()).collect();
+        let tried: Vec<_> =
+            finished.violations.iter().map(|violation| violation.syscall.as_str()).collect();
         let expected: &[_] = if fixture.host.enforceable.violations { &["socket"] } else { &[] };
         assert_eq!(tried, expected, "{mode:?}");
     }
@@ -156,7 +166,8 @@ async fn syscall_lists_allow_or_deny(mut fixture: Fixture) {
 async fn ptrace_needs_debug_policy(mut fixture: Fixture) {
     let trace_me = r#"python3 -c 'import ctypes; print(ctypes.CDLL(None).ptrace(0, 0, 0, 0))'"#;
     let refused = fixture.sh(&fixture.session(), trace_me).await;
-    let tried: Vec<_> = refused.violations.iter().map(|violation| violation.syscall.as_str()).collect();
+    let tried: Vec<_> =
+        refused.violations.iter().map(|violation| violation.syscall.as_str()).collect();
     assert_eq!((refused.stdout.as_str(), tried), ("-1\n", vec!["ptrace"]));
     fixture.policy.process.debug = Some(true);
     assert_eq!(fixture.stdout_of(trace_me).await, "0\n");
@@ -165,19 +176,23 @@ async fn ptrace_needs_debug_policy(mut fixture: Fixture) {
 async fn allow_fork_false_is_enforced(mut fixture: Fixture) {
     fixture.policy.process.allow_fork = Some(false);
     let finished = fixture.sh(&fixture.session(), "echo alone; /bin/true; echo not reached").await;
-    assert!(finished.stdout.starts_with("alone\n") && !finished.stdout.contains("reached"), "{finished:?}");
+    assert!(
+        finished.stdout.starts_with("alone\n") && !finished.stdout.contains("reached"),
+        "{finished:?}"
+    );
 }
 
 async fn allow_exec_false_is_enforced(mut fixture: Fixture) {
     fixture.policy.process.allow_exec = Some(false);
-    let finished = fixture.sh(&fixture.session(), "echo first; /bin/echo second; exec /bin/echo third").await;
+    let finished =
+        fixture.sh(&fixture.session(), "echo first; /bin/echo second; exec /bin/echo third").await;
     assert_eq!(finished.stdout, "first\n", "{finished:?}");
 }
 
 async fn only_allowed_executables_run(mut fixture: Fixture) {
-    fixture.policy.process.allowed_executables = Some(vec!["/usr/bin/sh".into(), "/usr/bin/echo".into()]);
-    let script =
-        "/bin/echo listed; /bin/ls /; cp /bin/ls ./ls; ./ls /; cp /bin/ls /tmp/ls; /tmp/ls /; echo end";
+    fixture.policy.process.allowed_executables =
+        Some(vec!["/usr/bin/sh".into(), "/usr/bin/echo".into()]);
+    let script = "/bin/echo listed; /bin/ls /; cp /bin/ls ./ls; ./ls /; cp /bin/ls /tmp/ls; /tmp/ls /; echo end";
     let finished = fixture.sh(&fixture.session(), script).await;
     assert_eq!(finished.stdout, "listed\nend\n", "{finished:?}");
     let mut paths: Vec<_> =
@@ -192,7 +207,8 @@ async fn only_allowed_executables_run(mut fixture: Fixture) {
 async fn cost_of_listed_programs_is_printed(mut fixture: Fixture) {
     const SCRIPT: &str = "i=0; while [ $i -lt 500 ]; do /bin/true; i=$((i+1)); done; echo end";
     let free = fixture.sh(&fixture.session(), SCRIPT).await;
-    fixture.policy.process.allowed_executables = Some(vec!["/usr/bin/sh".into(), "/usr/bin/true".into()]);
+    fixture.policy.process.allowed_executables =
+        Some(vec!["/usr/bin/sh".into(), "/usr/bin/true".into()]);
     let listed = fixture.sh(&fixture.session(), SCRIPT).await;
     for (name, finished) in [("any program", free), ("listed programs", listed)] {
         assert_eq!((finished.stdout.as_str(), finished.violations.len()), ("end\n", 0), "{name}");

@@ -206,7 +206,8 @@ GOCACHE=$PWD/cache GO111MODULE=off /usr/bin/go build -o t t.go && ./t"#;
 }
 
 async fn git_commits_clones_and_packs(fixture: Fixture) {
-    let git = ["/usr/bin/git", "/usr/local/bin/git"].into_iter().find(|path| Path::new(path).exists());
+    let git =
+        ["/usr/bin/git", "/usr/local/bin/git"].into_iter().find(|path| Path::new(path).exists());
     let script = "git init -q a && cd a && git config user.email a@b && git config user.name a
         echo x > f && git add f && git commit -qm one && git clone -q . ../b && git -C ../b log --oneline | grep -q one
         git gc -q --aggressive && git fsck --strict && git -C ../b pull -q && git -C ../b worktree add -q ../c HEAD && cat ../c/f";
@@ -242,22 +243,28 @@ async fn cargo_builds_offline(mut fixture: Fixture) {
         "export PATH={}/bin:$PATH; cargo init -q --vcs none tiny && cd tiny && cargo build -q --offline && ./target/debug/tiny",
         toolchain.display()
     );
-    let finished = fixture.launch(&session, &command(&["sh", "-c", &script])).await.unwrap().finish().await;
+    let finished =
+        fixture.launch(&session, &command(&["sh", "-c", &script])).await.unwrap().finish().await;
     assert_eq!(finished.stdout, "Hello, world!\n", "{finished:?}");
     assert!(finished.violations.is_empty(), "{finished:?}");
 }
 
 /// Copies the toolchain out of a home directory, with hard links if possible.
 pub(crate) fn stage_toolchain(dir: &Path) -> Result<PathBuf, String> {
+    let printed = Command::new("rustc")
+        .args(["--print", "sysroot"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output();
     let printed =
-        Command::new("rustc").args(["--print", "sysroot"]).current_dir(env!("CARGO_MANIFEST_DIR")).output();
-    let printed = printed.map_err(|error| format!("cannot run rustc to find its sysroot: {error}"))?;
+        printed.map_err(|error| format!("cannot run rustc to find its sysroot: {error}"))?;
     let root = PathBuf::from(String::from_utf8_lossy(&printed.stdout).trim());
     let target = dir.join("toolchain");
     for how in ["-rl", "-r"] {
         fs::create_dir_all(&target).map_err(|error| error.to_string())?;
         let mut copy = Command::new("cp");
-        copy.args([how, "--parents", "bin/cargo", "bin/rustc", "lib"]).arg(&target).current_dir(&root);
+        copy.args([how, "--parents", "bin/cargo", "bin/rustc", "lib"])
+            .arg(&target)
+            .current_dir(&root);
         if copy.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
             let open = |path| fs::set_permissions(path, Permissions::from_mode(0o755));
             return open(dir)

@@ -1,5 +1,5 @@
-//! Disk quotas of the kernel bite in commands: of the project of a session, and of its user. They need
-//! a file system with quotas, which the VM of `vm.rs` has.
+//! Disk quotas of the kernel bite in commands: of the project of a session, and of its user. They
+//! need a file system with quotas, which the VM of `vm.rs` has.
 
 use std::{fs::File, path::Path};
 
@@ -19,7 +19,8 @@ const FILL: &str =
     truncate -s 1G sparse && ln sparse link && echo sparse
     i=0; while [ $i -lt 100 ] && true > n$i; do i=$((i + 1)); done 2>/dev/null; echo $i";
 
-/// Tries to leave the project: by its id, by a directory that does not hand it on, by the newer call.
+/// Tries to leave the project: by its id, by a directory that does not hand it on, by the newer
+/// call.
 const LEAVE: &str = r#"perl -e '
     $p = "out"; mkdir $p; open($f, "<", $p) or die;
     $x = pack("L5x8", 0); printf "%d ", ioctl($f, 0x401c5820, $x) ? 1 : 0;

@@ -1,5 +1,6 @@
-//! Reads that wait for a person's decision: what they wait for, what each decision does, and that no
-//! way around it leads to a byte that nobody allowed. Each attack must succeed where no read waits.
+//! Reads that wait for a person's decision: what they wait for, what each decision does, and that
+//! no way around it leads to a byte that nobody allowed. Each attack must succeed where no read
+//! waits.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command, sync::LazyLock};
 
@@ -50,8 +51,8 @@ fn session_with_probe(fixture: &Fixture) -> Option<Session> {
     Some(session)
 }
 
-/// A host directory with files that everyone may read: `open/file` holds `fine`, `closed/file` holds
-/// `treasure`.
+/// A host directory with files that everyone may read: `open/file` holds `fine`, `closed/file`
+/// holds `treasure`.
 fn host_directory() -> TempDir {
     let dir = directory_outside_tmp();
     for (name, text) in [("open", "fine\n"), ("closed", "treasure\n")] {
@@ -120,14 +121,18 @@ async fn read_waits_until_it_is_allowed(mut fixture: Fixture) {
     let script = format!(
         "ls {path}/open >/tmp/l; stat {path}/open/file >/dev/null && cat /tmp/l; echo now; cat {path}/open/file; cat {path}/open/file"
     );
-    let (mut started, mut reads) = fixture.start_asking(&fixture.session(), &["sh", "-c", &script]).await;
+    let (mut started, mut reads) =
+        fixture.start_asking(&fixture.session(), &["sh", "-c", &script]).await;
     let lines = [started.line(), started.line(), started.line(), started.line()];
     assert_eq!(lines, ["file", "second", "third", "now"]);
     let asked = reads.next().await.unwrap().path;
     assert_eq!(asked, dir.path().join("open/file"));
     reads.decide(file(&asked, true));
     let finished = started.finish().await;
-    assert_eq!((finished.stdout.as_str(), &finished.outcome), ("fine\nfine\n", &Outcome::Exited(0)));
+    assert_eq!(
+        (finished.stdout.as_str(), &finished.outcome),
+        ("fine\nfine\n", &Outcome::Exited(0))
+    );
     assert!(finished.violations.is_empty(), "{finished:?}");
     assert_eq!(reads.next().await, None, "asked once for both reads");
 }
@@ -247,14 +252,16 @@ async fn no_name_leads_around_a_decision(mut fixture: Fixture) {
         // `echo` without arguments prints an empty line.
         let is_reached = |stdout: &str| stdout.contains("treasure") || stdout.contains('\n');
         fixture.ask_for(&[dir.path()]);
-        let denied =
-            fixture.run_allowing(&fixture.session(), &["sh", "-c", &script], Path::new("/nowhere")).await;
+        let denied = fixture
+            .run_allowing(&fixture.session(), &["sh", "-c", &script], Path::new("/nowhere"))
+            .await;
         if denied.stdout.contains("treasure")
             || denied.stdout.lines().any(str::is_empty) && !what.contains("redirection")
         {
             wrong.push(format!("{what}: {denied:?}"));
         }
-        // The control. A root process of the sandbox cannot be entered, and nothing opens for writing.
+        // The control. A root process of the sandbox cannot be entered, and nothing opens for
+        // writing.
         fixture.policy.filesystem.mode = None;
         let control = fixture.sh(&fixture.session(), &script).await;
         if !is_reached(&control.stdout) && !["/proc/1/root", "reading and writing"].contains(what) {
@@ -286,7 +293,10 @@ async fn no_race_leads_around_a_decision(mut fixture: Fixture) {
         let finished = fixture.run_allowing(&session, &argv, &open).await;
         assert!(!finished.stdout.contains("treasure"), "{attack:?} reached an unapproved file");
         if attack.len() == 4 {
-            assert!(finished.stdout.contains("fine"), "{attack:?} reads what is allowed: {finished:?}");
+            assert!(
+                finished.stdout.contains("fine"),
+                "{attack:?} reads what is allowed: {finished:?}"
+            );
         }
         fixture.policy.filesystem.mode = None;
         let control = fixture.run(&session, &[attack, &["20000000"]].concat()).await;
@@ -297,18 +307,25 @@ async fn no_race_leads_around_a_decision(mut fixture: Fixture) {
 /// The same directory at two paths: a decision about one is none about the other.
 async fn alias_of_a_directory_is_asked_for(mut fixture: Fixture) {
     let (dir, alias) = (host_directory(), directory_outside_tmp());
-    let mounted =
-        Command::new("mount").arg("--bind").args([&dir.path().join("closed"), alias.path()]).status();
+    let mounted = Command::new("mount")
+        .arg("--bind")
+        .args([&dir.path().join("closed"), alias.path()])
+        .status();
     let is_mounted = mounted.is_ok_and(|status| status.success());
     if !available("root", (!is_mounted).then_some("only root can mount")) {
         return;
     }
     fixture.ask_for(&[dir.path(), alias.path()]);
-    let script =
-        format!("cat {}/file; cat {}/closed/file; true", alias.path().display(), dir.path().display());
+    let script = format!(
+        "cat {}/file; cat {}/closed/file; true",
+        alias.path().display(),
+        dir.path().display()
+    );
     let argv = ["sh", "-c", &script];
-    let finished = fixture.run_allowing(&fixture.session(), &argv, &dir.path().join("closed")).await;
-    let through_alias = fixture.run_allowing(&fixture.session(), &argv, Path::new("/nowhere")).await;
+    let finished =
+        fixture.run_allowing(&fixture.session(), &argv, &dir.path().join("closed")).await;
+    let through_alias =
+        fixture.run_allowing(&fixture.session(), &argv, Path::new("/nowhere")).await;
     fixture.policy.filesystem.mode = None;
     let control = fixture.sh(&fixture.session(), &script).await;
     let unmounted = Command::new("umount").arg(alias.path()).status().unwrap();
@@ -345,7 +362,10 @@ async fn cost_of_asked_reads_is_printed(mut fixture: Fixture) {
         fixture.policy.filesystem.mode = mode;
         for (what, argv) in [
             ("ns for each of 10000 asked reads", vec![&*probe, "many", &path, "10000"]),
-            ("ns for each of 10000 free reads", vec![&*probe, "many", "/workspace/part.h", "10000"]),
+            (
+                "ns for each of 10000 free reads",
+                vec![&*probe, "many", "/workspace/part.h", "10000"],
+            ),
             ("ms to build 11 files with 100 headers", vec!["sh", "-c", &build]),
         ] {
             let finished = match mode {

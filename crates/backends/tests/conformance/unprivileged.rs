@@ -1,5 +1,5 @@
-//! Runs the suites of the modes `bwrap` and `native` as an unprivileged user, with and without a delegated
-//! control group.
+//! Runs the suites of the modes `bwrap` and `native` as an unprivileged user, with and without a
+//! delegated control group.
 
 use std::{
     fs::{self, Permissions},
@@ -46,7 +46,8 @@ impl Delegation {
         let name = format!("codelia-user-{user}-{}", std::process::id());
         let version_1 =
             ["memory", "pids", "cpu", "cpuacct"].map(|name| Path::new("/sys/fs/cgroup").join(name));
-        let parents = if version_1[0].exists() { version_1.to_vec() } else { vec!["/sys/fs/cgroup".into()] };
+        let parents =
+            if version_1[0].exists() { version_1.to_vec() } else { vec!["/sys/fs/cgroup".into()] };
         let groups: Vec<_> = parents.iter().map(|parent| parent.join(&name)).collect();
         for group in &groups {
             for dir in [group.clone(), group.join("first")] {
@@ -62,14 +63,17 @@ impl Delegation {
 
     /// Returns the shell commands that join the groups.
     fn enter(&self) -> String {
-        let entries =
-            self.groups.iter().map(|group| format!("echo $$ > {}/first/cgroup.procs", group.display()));
+        let entries = self
+            .groups
+            .iter()
+            .map(|group| format!("echo $$ > {}/first/cgroup.procs", group.display()));
         entries.collect::<Vec<_>>().join(" && ")
     }
 }
 
 impl Delegation {
-    /// Fails while a process is in the groups. What killed cases left is removed as the next worker would.
+    /// Fails while a process is in the groups. What killed cases left is removed as the next worker
+    /// would.
     fn remove(&self) -> io::Result<()> {
         let parent = CgroupParent { name: Some(self.name.clone()), cpu_idle: false };
         Hierarchy::detect(&parent)
@@ -195,7 +199,11 @@ fn limits_are_watched_for_user_without_cgroup() {
 
 #[test]
 fn limits_are_watched_in_native_without_cgroup() {
-    limits_are_watched(NATIVE_USERS.undelegated, "CODELIA_TEST_NATIVE_WATCHED_CASES", "watched::native::");
+    limits_are_watched(
+        NATIVE_USERS.undelegated,
+        "CODELIA_TEST_NATIVE_WATCHED_CASES",
+        "watched::native::",
+    );
 }
 
 fn limits_are_watched(user: u32, variable: &str, all: &str) {

@@ -8,8 +8,8 @@ use codelia_types::Outcome;
 
 use crate::harness::{Fixture, Kind, command, in_every_mode, is_root};
 
-/// Locks a program, watches it and its directory in every way that needs no privilege, and counts the
-/// events after the next line of input.
+/// Locks a program, watches it and its directory in every way that needs no privilege, and counts
+/// the events after the next line of input.
 const WATCH: &str = r#"
     $| = 1; $SIG{IO} = sub { $signals++ };
     sysopen(D, "/usr/bin", 0) or die; fcntl(D, 1026, 0x8000003f);
@@ -21,8 +21,8 @@ const WATCH: &str = r#"
 
 const WATCHED: [&str; 4] = ["/usr/bin", "/usr/bin/expr", "/etc/ld.so.cache", "/.codelia-init"];
 
-/// What one session and the host do while another session watches them. Returns what that one saw, and
-/// the output of the first.
+/// What one session and the host do while another session watches them. Returns what that one saw,
+/// and the output of the first.
 async fn observe(fixture: &Fixture) -> (String, String) {
     let argv = [["perl", "-e", WATCH].as_slice(), WATCHED.as_slice()].concat();
     let (watcher, other) = (fixture.session(), fixture.session());
@@ -51,7 +51,8 @@ const WATCH_WORKSPACE: &str = r#"
 
 async fn watch_sees_files_of_other_runs(fixture: Fixture) {
     let session = fixture.session();
-    let mut watching = fixture.launch(&session, &command(&["perl", "-e", WATCH_WORKSPACE])).await.unwrap();
+    let mut watching =
+        fixture.launch(&session, &command(&["perl", "-e", WATCH_WORKSPACE])).await.unwrap();
     assert_eq!(watching.line(), "ready");
     assert_eq!(fixture.sh(&session, "echo x > created").await.outcome, Outcome::Exited(0));
     assert_eq!(watching.finish().await.stdout, "created\n");
@@ -124,15 +125,16 @@ async fn proc_tells_nothing_about_host(fixture: Fixture) {
 async fn proc_tells_about_host_without_isolation() {
     let Some(fixture) = Fixture::new(Kind::Logical).await else { return };
     let shown = fixture.stdout_of(&read_all_of_proc()).await;
-    for path in ["cmdline", "interrupts", "irq", "softirqs", "timer_list", "sys/kernel/random/boot_id"] {
+    for path in
+        ["cmdline", "interrupts", "irq", "softirqs", "timer_list", "sys/kernel/random/boot_id"]
+    {
         let is_for_root = path == "timer_list" && !is_root("only root can read the timers");
         assert!(is_for_root || shown.lines().any(|line| line == path), "{path}: {shown}");
     }
 }
 
 /// Opens every setting of the kernel for writing, without writing.
-const OPEN_SETTINGS: &str =
-    r#"perl -e 'for (split /\n/, `find /proc/sys -type f`) { -f && sysopen(F, $_, 1) and print "$_\n" }'"#;
+const OPEN_SETTINGS: &str = r#"perl -e 'for (split /\n/, `find /proc/sys -type f`) { -f && sysopen(F, $_, 1) and print "$_\n" }'"#;
 
 async fn kernel_settings_cannot_be_written(fixture: Fixture) {
     assert_eq!(fixture.stdout_of(OPEN_SETTINGS).await, "");

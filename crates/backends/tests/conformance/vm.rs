@@ -1,5 +1,6 @@
-//! Runs the limit cases on cgroup v2, in an emulated VM, so that any host can run them, and what the worker
-//! does with the quotas of its disk. `scripts/vm` builds its kernel and root file system.
+//! Runs the limit cases on cgroup v2, in an emulated VM, so that any host can run them, and what
+//! the worker does with the quotas of its disk. `scripts/vm` builds its kernel and root file
+//! system.
 
 use std::{
     env,
@@ -97,8 +98,9 @@ echo handled >/codelia/core-handled
 ";
 
 fn cases() -> Vec<String> {
-    let limits =
-        MODES.iter().flat_map(|mode| LIMITS.iter().map(move |case| format!("limits::{mode}::{case}")));
+    let limits = MODES
+        .iter()
+        .flat_map(|mode| LIMITS.iter().map(move |case| format!("limits::{mode}::{case}")));
     limits.chain(OTHERS.map(str::to_owned)).collect()
 }
 
@@ -201,7 +203,14 @@ struct Emulator(Child);
 impl Emulator {
     fn boot(vm: &Path, archive: &Path, disk: &Path) -> io::Result<Self> {
         let child = Command::new(EMULATOR)
-            .args(["-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-serial", "stdio"])
+            .args([
+                "-nodefaults",
+                "-no-user-config",
+                "-nographic",
+                "-no-reboot",
+                "-serial",
+                "stdio",
+            ])
             // Emulating newer vector instructions takes half as much time again.
             .args(["-accel", "tcg,thread=multi", "-cpu", "Nehalem"])
             .args(["-smp", "2", "-m", "1536", "-net", "none"])
@@ -239,7 +248,9 @@ impl Emulator {
                     console = console + &line + "\n";
                 }
                 Err(mpsc::RecvTimeoutError::Disconnected) => return console,
-                Err(mpsc::RecvTimeoutError::Timeout) => panic!("the VM did not shut down within {TIMEOUT:?}"),
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    panic!("the VM did not shut down within {TIMEOUT:?}")
+                }
             }
         }
     }
@@ -262,7 +273,10 @@ fn limits_hold_on_cgroup_v2_host() {
     format_disk(&disk).unwrap();
     let console = Emulator::boot(&vm, &initramfs, &disk).unwrap().console();
     // The kernel may print on the same line.
-    assert!(console.lines().any(|line| line.starts_with(PASSED)), "the suite did not pass in the VM");
+    assert!(
+        console.lines().any(|line| line.starts_with(PASSED)),
+        "the suite did not pass in the VM"
+    );
     for case in cases().into_iter().chain(OF_WORKER.map(str::to_owned)) {
         let passed = format!("test {case} ... ok");
         assert!(console.lines().any(|line| line == passed), "{case} did not pass in the VM");

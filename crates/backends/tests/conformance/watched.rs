@@ -1,4 +1,5 @@
-//! Limits without control groups: with best effort they are watched, otherwise the mode is not usable.
+//! Limits without control groups: with best effort they are watched, otherwise the mode is not
+//! usable.
 
 use std::time::Duration;
 
@@ -23,13 +24,18 @@ fn no_groups() -> CgroupParent {
 
 async fn memory_over_limit_ends_command(mut fixture: Fixture) {
     fixture.limits.memory_bytes = 64 * MIB;
-    let script = |mib: u64| format!("perl -e '$x = \"x\" x ({mib} << 20); print \"held\n\"; <STDIN>'");
+    let script =
+        |mib: u64| format!("perl -e '$x = \"x\" x ({mib} << 20); print \"held\n\"; <STDIN>'");
     let session = fixture.session();
     let finished = fixture.start(&session, &script(200)).await.finish_open().await;
     assert_eq!(finished.outcome, Outcome::Oom, "{finished:?}");
     assert!(finished.usage.peak_memory_bytes > 64 * MIB, "{finished:?}");
     let control = fixture.sh(&session, &script(20)).await;
-    assert_eq!((control.outcome, control.stdout.as_str()), (Outcome::Exited(0), "held\n"), "the control");
+    assert_eq!(
+        (control.outcome, control.stdout.as_str()),
+        (Outcome::Exited(0), "held\n"),
+        "the control"
+    );
 }
 
 /// Five processes share the same pages, which count once.
@@ -44,7 +50,8 @@ async fn shared_memory_counts_once(mut fixture: Fixture) {
 async fn too_many_processes_end_command(mut fixture: Fixture) {
     fixture.limits.pids = 10;
     let session = fixture.session();
-    let sleepers = |count| format!("for i in $(seq {count}); do sleep 1000 & done; echo all; read x");
+    let sleepers =
+        |count| format!("for i in $(seq {count}); do sleep 1000 & done; echo all; read x");
     let finished = fixture.start(&session, &sleepers(20)).await.finish_open().await;
     assert_eq!(finished.outcome, Outcome::Limit("pids".to_owned()), "{finished:?}");
     let control = fixture.sh(&session, &sleepers(5)).await;
@@ -64,7 +71,8 @@ async fn cpu_time_of_all_processes_ends_command(mut fixture: Fixture) {
     fixture.limits.cpu_time = Duration::from_secs(1);
     let session = fixture.session();
     // Each process alone would reach the limit only after they have used 16 times as much together.
-    let spin = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do (while :; do :; done) & done; wait";
+    let spin =
+        "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do (while :; do :; done) & done; wait";
     let finished = fixture.sh(&session, spin).await;
     assert_eq!(finished.outcome, Outcome::Limit("cpu_time".to_owned()), "{finished:?}");
     assert!(finished.usage.cpu_time < Duration::from_secs(12), "{finished:?}");
@@ -81,7 +89,9 @@ async fn isolated_command_names_watched_limits(fixture: Fixture) {
     assert_eq!(plan.watched, [Limit::MemoryBytes, Limit::Pids, Limit::CpuTime]);
     assert_eq!(plan.unenforced, [Limit::CpuMillicores]);
     let seen = fixture
-        .stdout_of("hostname; echo $(ls -d /proc/[0-9]* | wc -l); ls /root /home 2>&1 | grep -c cannot")
+        .stdout_of(
+            "hostname; echo $(ls -d /proc/[0-9]* | wc -l); ls /root /home 2>&1 | grep -c cannot",
+        )
         .await;
     assert!(seen.starts_with("codelia\n"), "{seen}");
     let processes: u32 = seen.lines().nth(1).unwrap().parse().unwrap();

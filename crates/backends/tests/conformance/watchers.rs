@@ -16,7 +16,8 @@ async fn inotifywait_reports_changes_below_a_directory(fixture: Fixture) {
     works(&fixture, "/usr/bin/inotifywait", script).await;
 }
 
-/// A loop like that of `cargo watch`: builds after each change, whether a file is written or replaced.
+/// A loop like that of `cargo watch`: builds after each change, whether a file is written or
+/// replaced.
 async fn build_loop_rebuilds_on_change(fixture: Fixture) {
     let script = r#"cat > watch.py <<'END'
 import ctypes, os, select, subprocess

@@ -18,13 +18,15 @@ async fn rename_and_link_work_with_allowed_executables(mut fixture: Fixture) {
     let programs = ["sh", "mkdir", "mv", "ln", "cat"].map(|name| format!("/usr/bin/{name}").into());
     fixture.policy.process.allowed_executables = Some(programs.to_vec());
     let stdout = fixture
-        .stdout_of("mkdir a b; echo text > a/f; mv a/f b/g; ln b/g a/h; cat a/h; mv -T a c; cat c/h")
+        .stdout_of(
+            "mkdir a b; echo text > a/f; mv a/f b/g; ln b/g a/h; cat a/h; mv -T a c; cat c/h",
+        )
         .await;
     assert_eq!(stdout, "text\ntext\n");
 }
 
-/// Programs that switch core dumps off, install a filter, flush disks, open terminals or keep modes.
-/// Each runs only if the sandbox has it.
+/// Programs that switch core dumps off, install a filter, flush disks, open terminals or keep
+/// modes. Each runs only if the sandbox has it.
 const SELF_RESTRICTING: &str = "has() { command -v $1 > /dev/null; }
     has ssh-agent && { ssh-agent true || echo ssh-agent; }
     has gpg && { mkdir -m 700 keys; gpg --homedir keys --batch -q --passphrase '' --quick-generate-key a@b.c || echo gpg; }
@@ -38,7 +40,12 @@ const SELF_RESTRICTING: &str = "has() { command -v $1 > /dev/null; }
 
 async fn programs_that_restrict_themselves_work(fixture: Fixture) {
     let finished = fixture.sh(&fixture.session(), SELF_RESTRICTING).await;
-    assert_eq!((finished.stdout.as_str(), finished.violations), ("", Vec::new()), "{}", finished.stderr);
+    assert_eq!(
+        (finished.stdout.as_str(), finished.violations),
+        ("", Vec::new()),
+        "{}",
+        finished.stderr
+    );
 }
 
 in_every_runtime!(

@@ -116,10 +116,18 @@ async fn personality_is_limited(mut fixture: Fixture) {
     for debug in [false, true] {
         fixture.policy.process.debug = Some(debug);
         for harmless in [0, 0xffff_ffff, u64::MAX] {
-            assert_eq!(call(&fixture, &session, 135, &[harmless]).await, (0, Vec::new()), "{harmless:#x}");
+            assert_eq!(
+                call(&fixture, &session, 135, &[harmless]).await,
+                (0, Vec::new()),
+                "{harmless:#x}"
+            );
         }
         let expected = if debug { 0 } else { EPERM };
-        assert_eq!(call(&fixture, &session, 135, &[NO_RANDOMIZE]).await.0, expected, "debug: {debug}");
+        assert_eq!(
+            call(&fixture, &session, 135, &[NO_RANDOMIZE]).await.0,
+            expected,
+            "debug: {debug}"
+        );
         let (errno, _) = call(&fixture, &session, 135, &[READ_IMPLIES_EXEC]).await;
         assert_eq!(errno, EPERM, "debug: {debug}");
     }
@@ -142,8 +150,7 @@ async fn set_id_bits_cannot_be_planted(fixture: Fixture) {
 }
 
 /// Prints the limit of core dumps before and after the command switches core dumps off.
-const LOWER_CORE_LIMIT: &str =
-    "limit() { grep core /proc/self/limits | tr -s ' ' | cut -d' ' -f5,6; }; limit; ulimit -S -c 0; limit";
+const LOWER_CORE_LIMIT: &str = "limit() { grep core /proc/self/limits | tr -s ' ' | cut -d' ' -f5,6; }; limit; ulimit -S -c 0; limit";
 
 async fn core_limit_stays_at_one(fixture: Fixture) {
     let limits = fixture.sh(&fixture.session(), LOWER_CORE_LIMIT).await;

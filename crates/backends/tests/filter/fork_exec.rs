@@ -61,7 +61,11 @@ async fn only_allowed_executables_start(mut fixture: Fixture) {
 async fn memfd_program_runs_where_all_are_allowed(fixture: Fixture) {
     let Some(session) = session(&fixture) else { return };
     let finished = probe(&fixture, &session, &["memfd", "/usr/bin/false"]).await;
-    assert_eq!((finished.outcome, finished.stdout.as_str()), (Outcome::Exited(1), ""), "the control");
+    assert_eq!(
+        (finished.outcome, finished.stdout.as_str()),
+        (Outcome::Exited(1), ""),
+        "the control"
+    );
 }
 
 /// Prints the user's id through the loader, from the runtime and from copies in the workspace.
@@ -94,16 +98,22 @@ async fn libraries_of_the_command_are_not_mapped(mut fixture: Fixture) {
         LD_PRELOAD=./own.so cat /proc/self/maps | grep -c 'r-xp.*own.so'";
     let control = fixture.sh(&fixture.session(), PRELOAD).await;
     assert_ne!(control.stdout, "0\n", "the control: {control:?}");
-    let programs = ["sh", "cat", "grep", "ls", "head"].map(|name| format!("/usr/bin/{name}").into());
+    let programs =
+        ["sh", "cat", "grep", "ls", "head"].map(|name| format!("/usr/bin/{name}").into());
     fixture.policy.process.allowed_executables = Some(programs.to_vec());
     let finished = fixture.sh(&fixture.session(), PRELOAD).await;
     assert_eq!(finished.stdout, "0\n", "{finished:?}");
-    assert!(finished.violations.iter().any(|violation| violation.syscall == "mmap"), "{finished:?}");
+    assert!(
+        finished.violations.iter().any(|violation| violation.syscall == "mmap"),
+        "{finished:?}"
+    );
 }
 
 async fn listed_programs_map_their_libraries(mut fixture: Fixture) {
     fixture.policy.process.allowed_executables = Some(
-        ["sh", "python3"].map(|name| std::fs::canonicalize(format!("/usr/bin/{name}")).unwrap()).to_vec(),
+        ["sh", "python3"]
+            .map(|name| std::fs::canonicalize(format!("/usr/bin/{name}")).unwrap())
+            .to_vec(),
     );
     fixture.policy.process.allowed_executables.as_mut().unwrap().push("/usr/bin/python3".into());
     // Libraries of the runtime, and executable memory without a file.

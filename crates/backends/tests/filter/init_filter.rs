@@ -7,8 +7,8 @@ use std::{
 };
 
 use codelia_init::{
-    Decoder, ExpectedEnvironment, ExpectedNamespace, NAMESPACES, Report, Request, SecuritySetup, Setup,
-    encode,
+    Decoder, ExpectedEnvironment, ExpectedNamespace, NAMESPACES, Report, Request, SecuritySetup,
+    Setup, encode,
 };
 
 use crate::{

@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "all of this is test code")]
 
-/// Generates one test per runtime. Podman and Docker start the same runc with the same filter, so Docker
-/// stands for both.
+/// Generates one test per runtime. Podman and Docker start the same runc with the same filter, so
+/// Docker stands for both.
 macro_rules! in_every_runtime {
     ($($name:ident),+ $(,)?) => {
         $crate::harness::in_mode!(bwrap = Bwrap: $($name),+);

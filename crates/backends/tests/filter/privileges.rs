@@ -25,8 +25,8 @@ async fn securebits_are_locked(fixture: Fixture) {
     // prctl(PR_GET_SECUREBITS): all but KEEP_CAPS, and every lock.
     let ask = "import ctypes; print(bin(ctypes.CDLL(None).prctl(27, 0, 0, 0, 0)))";
     let expected = match fixture.kind {
-        // Locking them takes a capability that a container does not have. They can only grant what is
-        // in the bounding set, which is empty.
+        // Locking them takes a capability that a container does not have. They can only grant what
+        // is in the bounding set, which is empty.
         Kind::Runc | Kind::Podman => "0b0\n",
         // gVisor has no securebits.
         Kind::Runsc => "-0b1\n",

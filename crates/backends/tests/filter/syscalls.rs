@@ -40,7 +40,10 @@ async fn dangerous_calls_are_refused_and_reported(fixture: Fixture) {
         let (errno, violations) = call(&fixture, &session, nr, &ARGS).await;
         assert_eq!(errno, EPERM, "{name}");
         let [violation] = violations.as_slice() else { panic!("{name}: {violations:?}") };
-        assert_eq!((violation.kind.as_str(), violation.syscall.as_str()), ("SYSCALL_BLOCKED", name));
+        assert_eq!(
+            (violation.kind.as_str(), violation.syscall.as_str()),
+            ("SYSCALL_BLOCKED", name)
+        );
         assert_eq!((i64::from(violation.nr), violation.args), (nr, ARGS));
         let (errno, _) = call(&open, &control, nr, &ARGS).await;
         assert_ne!(errno, EPERM, "the control: {name} without the filter");
@@ -49,12 +52,21 @@ async fn dangerous_calls_are_refused_and_reported(fixture: Fixture) {
 
 async fn clone_with_namespace_flags_is_refused(fixture: Fixture) {
     let Some(session) = session(&fixture) else { return };
-    for flag in [0x2_0000, 0x200_0000, 0x400_0000, 0x800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000] {
+    for flag in
+        [0x2_0000, 0x200_0000, 0x400_0000, 0x800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000]
+    {
         let (errno, violations) = call(&fixture, &session, 56, &[flag | SIGCHLD]).await;
         assert_eq!((errno, violations.len()), (EPERM, 1), "{flag:#x}");
-        assert_eq!((violations[0].syscall.as_str(), violations[0].args[0]), ("clone", flag | SIGCHLD));
+        assert_eq!(
+            (violations[0].syscall.as_str(), violations[0].args[0]),
+            ("clone", flag | SIGCHLD)
+        );
     }
-    assert_eq!(call(&fixture, &session, 56, &[SIGCHLD]).await, (0, Vec::new()), "the control: a plain fork");
+    assert_eq!(
+        call(&fixture, &session, 56, &[SIGCHLD]).await,
+        (0, Vec::new()),
+        "the control: a plain fork"
+    );
 }
 
 async fn clone3_returns_enosys(fixture: Fixture) {
@@ -68,7 +80,10 @@ async fn unknown_call_is_reported_by_number(fixture: Fixture) {
     let Some(session) = session(&fixture) else { return };
     let (errno, violations) = call(&fixture, &session, 999, &[7]).await;
     assert_eq!((errno, violations.len()), (ENOSYS, 1));
-    assert_eq!((violations[0].syscall.as_str(), violations[0].nr, violations[0].args[0]), ("#999", 999, 7));
+    assert_eq!(
+        (violations[0].syscall.as_str(), violations[0].nr, violations[0].args[0]),
+        ("#999", 999, 7)
+    );
 }
 
 async fn dangerous_sockets_are_refused(fixture: Fixture) {
@@ -97,7 +112,10 @@ async fn dangerous_sockets_are_refused(fixture: Fixture) {
     for args in refused {
         let (errno, violations) = call(&fixture, &session, 41, &args).await;
         assert_eq!((errno, violations.len()), (EPERM, 1), "{args:?}");
-        assert_eq!((violations[0].syscall.as_str(), &violations[0].args[..3]), ("socket", args.as_slice()));
+        assert_eq!(
+            (violations[0].syscall.as_str(), &violations[0].args[..3]),
+            ("socket", args.as_slice())
+        );
     }
     let allowed = [
         [unix, stream, 0],
@@ -133,7 +151,8 @@ async fn foreign_abi_calls_kill(fixture: Fixture) {
 async fn violation_limit_kills_the_run(mut fixture: Fixture) {
     fixture.policy.syscalls.violation_limit = Some(3);
     let Some(session) = session(&fixture) else { return };
-    let script = |times: u32| format!("for i in $(seq {times}); do ./syscall_probe call 161 17; done");
+    let script =
+        |times: u32| format!("for i in $(seq {times}); do ./syscall_probe call 161 17; done");
     let finished = fixture.sh(&session, &script(2)).await;
     assert_eq!((finished.outcome, finished.stdout.as_str()), (Outcome::Exited(0), "1\n1\n"));
     let finished = fixture.sh(&session, &script(100)).await;

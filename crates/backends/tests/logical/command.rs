@@ -25,7 +25,8 @@ async fn fatal_signal_is_reported() {
 #[tokio::test]
 async fn signal_reaches_process_group() {
     let fixture = Fixture::new().await;
-    let mut started = fixture.start(&["sh", "-c", "trap 'exit 5' USR1; echo ready; read line"]).await;
+    let mut started =
+        fixture.start(&["sh", "-c", "trap 'exit 5' USR1; echo ready; read line"]).await;
     assert_eq!(started.line(), "ready");
     started.running.signal(10).await;
     assert_eq!(started.running.wait().await.0, Outcome::Exited(5));
@@ -36,7 +37,8 @@ async fn signal_reaches_process_group() {
 #[tokio::test]
 async fn streams_pass_every_byte() {
     let fixture = Fixture::new().await;
-    let input: Vec<u8> = (0..3_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let input: Vec<u8> =
+        (0..3_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let finished = fixture.run_with(&command(&["tee", "/dev/stderr"]), &input).await;
     assert_eq!(finished.outcome, Outcome::Exited(0));
     assert!(finished.stdout == input && finished.stderr == input);
@@ -46,7 +48,8 @@ async fn streams_pass_every_byte() {
 async fn environment_is_only_plan_and_command() {
     let fixture = Fixture::new().await;
     let mut env = command(&["env"]);
-    env.env = [("LANG", "de"), ("OWN", "a=b\n")].map(|(key, value)| (key.into(), value.into())).into();
+    env.env =
+        [("LANG", "de"), ("OWN", "a=b\n")].map(|(key, value)| (key.into(), value.into())).into();
     let mut expected = fixture.plan().env;
     expected.extend(env.env.clone());
     let expected: String = expected.iter().map(|(key, value)| format!("{key}={value}\n")).collect();
@@ -86,7 +89,9 @@ async fn working_directory_is_inside_root() {
     let fixture = Fixture::new().await;
     std::fs::create_dir_all(fixture.root.path().join("a/b")).unwrap();
     let root = fixture.root.path().canonicalize().unwrap();
-    for (requested, expected) in [("", root.clone()), ("a/b", root.join("a/b")), ("a/b/..", root.join("a"))] {
+    for (requested, expected) in
+        [("", root.clone()), ("a/b", root.join("a/b")), ("a/b/..", root.join("a"))]
+    {
         let mut pwd = command(&["pwd"]);
         pwd.working_directory = requested.to_owned();
         assert_eq!(fixture.run_with(&pwd, b"").await.text().trim_end(), expected.to_str().unwrap());
@@ -98,7 +103,8 @@ async fn program_is_found_in_command_path() {
     let fixture = Fixture::new().await;
     let program = fixture.root.path().join("own");
     std::fs::write(&program, "#!/bin/sh\necho own\n").unwrap();
-    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
     let mut own = command(&["own"]);
     own.env.insert("PATH".into(), format!("/nonexistent:{}", fixture.root.path().display()));
     assert_eq!(fixture.run_with(&own, b"").await.text(), "own\n");

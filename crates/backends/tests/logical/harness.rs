@@ -8,7 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use codelia_backends::{Backend, Capabilities, Error, Logical, LogicalOptions, Prepared, Running, Stdio};
+use codelia_backends::{
+    Backend, Capabilities, Error, Logical, LogicalOptions, Prepared, Running, Stdio,
+};
 use codelia_policy::{Limits, LimitsRequest, Plan, PlanTarget, RunSpec};
 use codelia_sys::{Pid, fd};
 use codelia_types::{CommandSpec, Mode, Outcome, RunId, SessionId, Usage};
@@ -51,7 +53,8 @@ pub(crate) struct Started {
 impl Fixture {
     pub(crate) async fn new() -> Self {
         let backend =
-            Logical::new(LogicalOptions { init: init_path(), cgroup_parent: Default::default() }).unwrap();
+            Logical::new(LogicalOptions { init: init_path(), cgroup_parent: Default::default() })
+                .unwrap();
         let host = backend.probe().await;
         Self { backend, host, limits: Limits::default(), root: tempfile::tempdir().unwrap() }
     }
@@ -91,7 +94,8 @@ impl Fixture {
     pub(crate) async fn launch(&self, command: &CommandSpec) -> Result<Started, Error> {
         let plan = self.plan();
         let prepared = self.backend.prepare(&plan).await?;
-        let ([child_in, stdin], [stdout, child_out], [stderr, child_err]) = (pipe(), pipe(), pipe());
+        let ([child_in, stdin], [stdout, child_out], [stderr, child_err]) =
+            (pipe(), pipe(), pipe());
         let stdio = Stdio::Files { stdin: child_in, stdout: child_out, stderr: child_err };
         let running = prepared.launch(command, stdio).await?.running;
         Ok(Started {
@@ -162,8 +166,8 @@ pub(crate) fn command(argv: &[&str]) -> CommandSpec {
 
 /// Returns the path of `codelia-init`, which `make build` builds.
 pub(crate) fn init_path() -> PathBuf {
-    let built =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("x86_64-unknown-linux-gnu/init/codelia-init");
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .with_file_name("x86_64-unknown-linux-gnu/init/codelia-init");
     let path = std::env::var_os("CODELIA_INIT").map_or(built, PathBuf::from);
     assert!(path.is_file(), "{} is missing: run `make build`", path.display());
     path
@@ -184,7 +188,9 @@ pub(crate) fn groups_of(sandbox: RunId) -> Vec<PathBuf> {
     while let Some(dir) = open.pop() {
         // Groups of other processes may disappear.
         let Ok(entries) = std::fs::read_dir(&dir) else { continue };
-        for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        for entry in
+            entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        {
             if entry.file_name().to_string_lossy().ends_with(&name) {
                 found.push(entry.path());
             }
@@ -198,7 +204,8 @@ pub(crate) fn groups_of(sandbox: RunId) -> Vec<PathBuf> {
 pub(crate) fn wait_for_end(pid: Pid) {
     let Ok(handle) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return };
     let timeout = Timespec { tv_sec: TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
-    let ended = rustix::event::poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timeout)).unwrap();
+    let ended =
+        rustix::event::poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timeout)).unwrap();
     assert_eq!(ended, 1, "process {pid} is still alive after {TIMEOUT:?}");
 }
 

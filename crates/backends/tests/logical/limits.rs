@@ -24,7 +24,8 @@ fn groups_of_processes(sandbox: RunId) -> Vec<PathBuf> {
 fn read_limit(sandbox: RunId, names: &[&str]) -> String {
     let groups = groups_of_processes(sandbox);
     let mut paths = groups.iter().flat_map(|dir| names.iter().map(move |name| dir.join(name)));
-    let path = paths.find(|path| path.exists()).unwrap_or_else(|| panic!("no {names:?} in {groups:?}"));
+    let path =
+        paths.find(|path| path.exists()).unwrap_or_else(|| panic!("no {names:?} in {groups:?}"));
     std::fs::read_to_string(path).unwrap().trim().to_owned()
 }
 
@@ -85,7 +86,11 @@ async fn open_files_and_core_dumps_are_limited() {
     let text = fixture.run(&["sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -Hc"]).await.text();
     assert_eq!(text, "77\n77\n0\n");
     fixture.limits.open_files = u64::MAX;
-    assert_eq!(fixture.run(&["true"]).await.outcome, Outcome::Exited(0), "the host's lower limit applies");
+    assert_eq!(
+        fixture.run(&["true"]).await.outcome,
+        Outcome::Exited(0),
+        "the host's lower limit applies"
+    );
 }
 
 #[tokio::test]

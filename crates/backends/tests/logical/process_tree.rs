@@ -92,14 +92,19 @@ async fn hold_a_sandbox() {
 #[tokio::test]
 async fn command_that_kills_init_dies() {
     for fixture in [Fixture::new().await, Fixture::without_groups().await] {
-        let mut started = fixture.start(&["sh", "-c", "echo $$; read line; kill -9 $PPID; read line"]).await;
+        let mut started =
+            fixture.start(&["sh", "-c", "echo $$; read line; kill -9 $PPID; read line"]).await;
         let command = pid(&started.line());
         started.stdin.write_all(b"go\n").unwrap();
         assert_eq!(started.running.wait().await.0, Outcome::Signaled(9));
         wait_for_end(command);
         let receipt = started.running.destroy().await;
         let counted = fixture.host.enforceable.pids;
-        assert_eq!(receipt.is_clean(), counted, "without a group an empty sandbox cannot be proved");
+        assert_eq!(
+            receipt.is_clean(),
+            counted,
+            "without a group an empty sandbox cannot be proved"
+        );
     }
 }
 
@@ -109,7 +114,8 @@ async fn command_that_stops_init_can_be_killed() {
     if !has_groups(&fixture) {
         return;
     }
-    let (mut started, pids) = start_hostile(&fixture, "kill -STOP $PPID; echo stopped; read line").await;
+    let (mut started, pids) =
+        start_hostile(&fixture, "kill -STOP $PPID; echo stopped; read line").await;
     assert_eq!(started.line(), "stopped");
     started.running.kill_tree().await;
     assert_eq!(started.running.wait().await.0, Outcome::Signaled(9));

@@ -10,7 +10,11 @@ use crate::harness::{Fixture, command, groups_of};
 async fn missing_program_is_refused() {
     let fixture = Fixture::new().await;
     for absent in ["codelia-no-such-program", "/no/such/program", "./absent", ""] {
-        assert_eq!(fixture.refusal(&command(&[absent])).await, "EXECUTABLE_NOT_FOUND", "{absent:?}");
+        assert_eq!(
+            fixture.refusal(&command(&[absent])).await,
+            "EXECUTABLE_NOT_FOUND",
+            "{absent:?}"
+        );
     }
 }
 
@@ -65,7 +69,8 @@ async fn missing_root_is_an_error() {
 
 #[tokio::test]
 async fn mode_is_unusable_without_init() {
-    let options = LogicalOptions { init: "/no/such/codelia-init".into(), cgroup_parent: Default::default() };
+    let options =
+        LogicalOptions { init: "/no/such/codelia-init".into(), cgroup_parent: Default::default() };
     let backend = Logical::new(options).unwrap();
     assert!(!backend.probe().await.usable);
     let fixture = Fixture::new().await;

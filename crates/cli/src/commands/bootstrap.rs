@@ -22,7 +22,11 @@ const DISPLAY_NAME: &str = "codelia admin bootstrap";
 const MAX_BYTES: u64 = 1024;
 
 /// Creates the key and prints it, or writes it to a file.
-pub(crate) async fn bootstrap(config: &Config, args: args::Bootstrap, output: Output) -> Result<()> {
+pub(crate) async fn bootstrap(
+    config: &Config,
+    args: args::Bootstrap,
+    output: Output,
+) -> Result<()> {
     let tenant = args.tenant.parse().context("--tenant")?;
     let store = connect(config.database.clone()).await?;
     store.check_migrated().await?;
@@ -48,9 +52,17 @@ async fn print_key(store: &Store, tenant: &TenantId, force: bool, output: Output
     printed
 }
 
-/// The file comes first: whatever happens then, a repetition finds the key that it may have created.
-async fn write_key(store: &Store, tenant: &TenantId, path: &Path, force: bool, output: Output) -> Result<()> {
-    let (secret, is_new) = secret_in(path).with_context(|| format!("--key-file {}", path.display()))?;
+/// The file comes first: whatever happens then, a repetition finds the key that it may have
+/// created.
+async fn write_key(
+    store: &Store,
+    tenant: &TenantId,
+    path: &Path,
+    force: bool,
+    output: Output,
+) -> Result<()> {
+    let (secret, is_new) =
+        secret_in(path).with_context(|| format!("--key-file {}", path.display()))?;
     let key = match create(store, tenant, &secret, force).await {
         Ok(OperatorBootstrap::Created(key) | OperatorBootstrap::Unchanged(key)) => key,
         Ok(OperatorBootstrap::Refused(live)) => {
@@ -64,7 +76,12 @@ async fn write_key(store: &Store, tenant: &TenantId, path: &Path, force: bool, o
     output.print_fields(&record(&key, "keyFile", &path.display().to_string()))
 }
 
-async fn create(store: &Store, tenant: &TenantId, secret: &str, force: bool) -> Result<OperatorBootstrap> {
+async fn create(
+    store: &Store,
+    tenant: &TenantId,
+    secret: &str,
+    force: bool,
+) -> Result<OperatorBootstrap> {
     let key = NewKey {
         tenant,
         display_name: DISPLAY_NAME,
@@ -98,7 +115,8 @@ fn secret_in(path: &Path) -> Result<(String, bool)> {
         Err(error) => return Err(error.into()),
     }
     let (secret, _) = codelia_api::generate_secret();
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory =
+        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // Readable only by its owner, and complete when it has its name.
     let mut new = NamedTempFile::new_in(directory)?;
     writeln!(new, "{secret}")?;
@@ -160,7 +178,10 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         for text in ["", "cdl_short", &format!("cdl_{}", "!".repeat(43)), &"a".repeat(2000)] {
             fs::write(&path, text).unwrap();
-            assert!(secret_in(&path).unwrap_err().to_string().contains("does not hold a key"), "{text}");
+            assert!(
+                secret_in(&path).unwrap_err().to_string().contains("does not hold a key"),
+                "{text}"
+            );
         }
     }
 }

@@ -10,8 +10,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use codelia_client::output::Output;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose,
 };
 use serde_json::json;
 use tempfile::NamedTempFile;
@@ -44,7 +44,8 @@ pub(crate) fn certs(config: &Config, command: &Certs, output: Output) -> Result<
     let dir = args.dir.clone().unwrap_or_else(|| config.data_dir.join("certs"));
     let dir = std::path::absolute(dir)?;
     let files = create(args)?;
-    write(&dir, &files, args.force).with_context(|| format!("cannot write to {}", dir.display()))?;
+    write(&dir, &files, args.force)
+        .with_context(|| format!("cannot write to {}", dir.display()))?;
     print(&dir, output)
 }
 
@@ -56,15 +57,18 @@ fn create(args: &DevCerts) -> Result<Vec<NewFile>> {
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
     let mut files = vec![NewFile { name: "ca.pem".to_owned(), pem: issuer.pem(), mode: 0o644 }];
-    let public: Vec<_> = LOCAL_NAMES.into_iter().chain(args.names.iter().map(String::as_str)).collect();
+    let public: Vec<_> =
+        LOCAL_NAMES.into_iter().chain(args.names.iter().map(String::as_str)).collect();
     // A worker's key must not open other workers: each key is for one side of a connection.
     for (name, names, usage) in [
         ("api", public.as_slice(), ServerAuth),
         ("internal-worker", &[WORKER_NAME], ServerAuth),
         ("internal-api", &[API_NAME], ClientAuth),
     ] {
-        files
-            .extend(issue(&issuer, name, names, usage, days).with_context(|| format!("certificate {name}"))?);
+        files.extend(
+            issue(&issuer, name, names, usage, days)
+                .with_context(|| format!("certificate {name}"))?,
+        );
     }
     Ok(files)
 }
@@ -130,13 +134,15 @@ fn print(dir: &Path, output: Output) -> Result<()> {
             ("CODELIA_INTERNAL_TLS_KEY", path(&format!("internal-{side}.key"))?),
         ])
     };
-    let public = [("CODELIA_API_TLS_CERT", path("api.pem")?), ("CODELIA_API_TLS_KEY", path("api.key")?)];
+    let public =
+        [("CODELIA_API_TLS_CERT", path("api.pem")?), ("CODELIA_API_TLS_KEY", path("api.key")?)];
     let api: Vec<_> = public.into_iter().chain(internal("api")?).collect();
     let worker = internal("worker")?.to_vec();
     let client = vec![("CODELIA_CLIENT_TLS_CA", path("ca.pem")?)];
     let (mut text, mut json) = (String::new(), serde_json::Map::new());
     for (name, settings) in [("api", api), ("worker", worker), ("client", client)] {
-        let lines: String = settings.iter().map(|(key, value)| format!("{key}={value}\n")).collect();
+        let lines: String =
+            settings.iter().map(|(key, value)| format!("{key}={value}\n")).collect();
         text += &format!("# {name}\n{lines}");
         let settings = settings.into_iter().map(|(key, value)| (key.to_owned(), value.into()));
         json.insert(name.to_owned(), serde_json::Value::Object(settings.collect()));

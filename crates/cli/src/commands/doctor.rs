@@ -70,7 +70,8 @@ pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> 
         output::write_line("MODE       USABLE")?;
         modes.iter().map(mode_text).try_for_each(|text| output::write_line(&text))?;
         output::write_line("")?;
-        let table = output::fitting_table(&["CHECK", "OK", "FOUND", "FIX"], checks.iter().map(check_row));
+        let table =
+            output::fitting_table(&["CHECK", "OK", "FOUND", "FIX"], checks.iter().map(check_row));
         output::write_line(&table)?;
     }
     // A worker with a configured mode does not start without it.
@@ -99,10 +100,17 @@ fn check_mode(mode: Mode, capabilities: &[Capabilities], problem: Option<&str>) 
     match (capabilities.iter().find(|found| found.mode == mode), problem) {
         (Some(found), _) => {
             let gaps = found.gaps.iter();
-            let gaps =
-                gaps.map(|gap| Gap { missing: gap.missing.clone(), remedy: gap.remedy.clone() }).collect();
+            let gaps = gaps
+                .map(|gap| Gap { missing: gap.missing.clone(), remedy: gap.remedy.clone() })
+                .collect();
             let (usable, watches_limits) = (found.usable, found.watches_limits());
-            ModeCheck { mode, usable, watches_limits, egress: usable && found.enforceable.egress, gaps }
+            ModeCheck {
+                mode,
+                usable,
+                watches_limits,
+                egress: usable && found.enforceable.egress,
+                gaps,
+            }
         }
         (None, Some(problem)) => unusable(problem),
         (None, None) => unusable("not available in this build or configuration"),
@@ -124,11 +132,15 @@ fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let debian = versions.map(|version| version.path().join("bin"));
-    std::env::split_paths(&path).chain(debian).map(|dir| dir.join(name)).find(|program| program.is_file())
+    std::env::split_paths(&path)
+        .chain(debian)
+        .map(|dir| dir.join(name))
+        .find(|program| program.is_file())
 }
 
 async fn check_database(config: &Config) -> Check {
-    let check = |ok, found: String| Check { name: "database", ok, found, remedy: "run `codelia migrate`" };
+    let check =
+        |ok, found: String| Check { name: "database", ok, found, remedy: "run `codelia migrate`" };
     if config.database.url.is_none() {
         return check(true, "not configured: `codelia up` starts a private one".to_owned());
     }
@@ -168,8 +180,10 @@ fn check_output(config: &Config) -> Check {
 
 /// Creates a user namespace, because many settings can forbid it.
 async fn check_user_namespaces() -> Check {
-    let unshare =
-        tokio::process::Command::new("unshare").args(["--user", "--map-root-user", "true"]).output().await;
+    let unshare = tokio::process::Command::new("unshare")
+        .args(["--user", "--map-root-user", "true"])
+        .output()
+        .await;
     let (ok, found) = match unshare {
         Ok(output) if output.status.success() => (true, "available".to_owned()),
         Ok(output) => (false, String::from_utf8_lossy(&output.stderr).trim().to_owned()),
@@ -185,8 +199,9 @@ async fn check_user_namespaces() -> Check {
 
 fn check_cgroups() -> Check {
     let v2 = std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").map(|text| ("v2", text));
-    let found =
-        v2.or_else(|_| std::fs::read_to_string("/proc/cgroups").map(|text| ("v1", enabled_v1(&text))));
+    let found = v2.or_else(|_| {
+        std::fs::read_to_string("/proc/cgroups").map(|text| ("v1", enabled_v1(&text)))
+    });
     let (version, controllers) = found.unwrap_or(("none", String::new()));
     let ok = CONTROLLERS
         .iter()
@@ -203,23 +218,31 @@ fn check_cgroups() -> Check {
 fn check_disk(config: &Config) -> Check {
     let root = config.sandbox_root();
     let existing = root.ancestors().find(|path| path.is_dir()).unwrap_or(&root);
-    let report = codelia_worker::check_disk(existing, config.worker.disk, options::separates_users());
+    let report =
+        codelia_worker::check_disk(existing, config.worker.disk, options::separates_users());
     let (ok, found) = match report {
         Ok(report) => {
-            let rejected = report.rejected.iter().map(|(other, missing)| format!("; no {other}: {missing}"));
+            let rejected =
+                report.rejected.iter().map(|(other, missing)| format!("; no {other}: {missing}"));
             (true, report.mechanism.to_string() + &rejected.collect::<String>())
         }
         Err(error) => (false, error.to_string()),
     };
-    Check { name: "disk limits", ok, found, remedy: "correct worker.disk, or provide what it needs" }
+    Check {
+        name: "disk limits",
+        ok,
+        found,
+        remedy: "correct worker.disk, or provide what it needs",
+    }
 }
 
 /// How network mode `proxy` reaches programs that know no proxy: by local routes in the sandbox.
 fn check_egress(modes: &[ModeCheck]) -> Check {
     let isolating = modes.iter().filter(|check| check.usable && check.mode != Mode::Logical);
     let (with, without): (Vec<_>, Vec<_>) = isolating.partition(|check| check.egress);
-    let names =
-        |checks: &[&ModeCheck]| checks.iter().map(|check| check.mode.as_str()).collect::<Vec<_>>().join(", ");
+    let names = |checks: &[&ModeCheck]| {
+        checks.iter().map(|check| check.mode.as_str()).collect::<Vec<_>>().join(", ")
+    };
     let found = match (with.as_slice(), without.as_slice()) {
         ([], _) => "no mode can do it".to_owned(),
         (with, []) => format!("by local routes: {}", names(with)),
@@ -299,9 +322,15 @@ mod tests {
 
     #[test]
     fn proxy_is_shown_by_mode() {
-        let check =
-            |mode, egress| ModeCheck { mode, usable: true, watches_limits: false, egress, gaps: vec![] };
-        let modes = [check(Mode::Logical, false), check(Mode::Bwrap, true), check(Mode::Container, false)];
+        let check = |mode, egress| ModeCheck {
+            mode,
+            usable: true,
+            watches_limits: false,
+            egress,
+            gaps: vec![],
+        };
+        let modes =
+            [check(Mode::Logical, false), check(Mode::Bwrap, true), check(Mode::Container, false)];
         assert_eq!(check_egress(&modes).found, "by local routes: bwrap; not in container");
         assert_eq!(check_egress(&modes[..2]).found, "by local routes: bwrap");
         let none = check_egress(&modes[2..]);
@@ -310,8 +339,7 @@ mod tests {
 
     #[test]
     fn cgroup_v1_controllers_come_from_proc() {
-        let text =
-            "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t3\t1\t1\nmemory\t0\t1\t0\npids\t5\t1\t1\n";
+        let text = "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t3\t1\t1\nmemory\t0\t1\t0\npids\t5\t1\t1\n";
         assert_eq!(enabled_v1(text), "cpu pids");
     }
 }

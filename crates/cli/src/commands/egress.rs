@@ -16,6 +16,7 @@ pub(crate) fn egress(args: &Egress) -> Result<()> {
         ..LogOptions::default()
     };
     let _telemetry = codelia_telemetry::init("codelia-egress", &log, &OtlpOptions::default())?;
-    let control = std::io::stdin().as_fd().try_clone_to_owned().context("cannot use standard input")?;
+    let control =
+        std::io::stdin().as_fd().try_clone_to_owned().context("cannot use standard input")?;
     Ok(codelia_egress::run(control)?)
 }

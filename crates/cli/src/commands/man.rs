@@ -36,7 +36,8 @@ mod tests {
             let helps = arguments.map(|argument| argument.get_help().map(ToString::to_string));
             let expected = [about].into_iter().chain(helps);
             // An absent text is lacking too.
-            let is_lacking = |line: &Option<String>| line.as_ref().is_none_or(|line| !text.contains(line));
+            let is_lacking =
+                |line: &Option<String>| line.as_ref().is_none_or(|line| !text.contains(line));
             let mut lacking: Vec<_> =
                 expected.filter(is_lacking).map(|line| format!("{name}.1: {line:?}")).collect();
             let mut pages = 1;
@@ -61,7 +62,11 @@ mod tests {
         let (number, lacking) = pages.lacks(&Cli::command(), "codelia");
         assert_eq!(lacking, Vec::<String>::new());
         assert!(number > 80, "only {number} pages");
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), number, "hidden commands have no page");
+        assert_eq!(
+            fs::read_dir(dir.path()).unwrap().count(),
+            number,
+            "hidden commands have no page"
+        );
     }
 
     #[test]

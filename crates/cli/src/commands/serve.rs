@@ -26,10 +26,11 @@ use crate::{
     delegation, options,
 };
 
-/// Keeps other processes of this user from reading, tracing or dumping this process: it holds keys and
-/// the data of all tenants.
+/// Keeps other processes of this user from reading, tracing or dumping this process: it holds keys
+/// and the data of all tenants.
 pub(crate) fn protect_memory() -> Result<()> {
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).context("cannot make this process undumpable")
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .context("cannot make this process undumpable")
 }
 
 /// Exports how often this process has allocated memory.
@@ -54,7 +55,8 @@ pub(crate) async fn api(loaded: &Loaded, output: Output) -> Result<()> {
     let address = service.local_addr();
     let metrics = MetricsServer::start(config, shutdown.clone()).await?;
     metrics.set_started(None);
-    output.print(&json!({ "ready": "api", "address": address }), &format!("ready api {address}"))?;
+    output
+        .print(&json!({ "ready": "api", "address": address }), &format!("ready api {address}"))?;
     service.serve(shutdown).await?;
     store.close().await;
     Ok(())
@@ -104,7 +106,9 @@ pub(crate) async fn migrate(config: &Config, output: Output) -> Result<()> {
     };
     if !roles_missing.is_empty() {
         let names = roles_missing.join(", ");
-        write_message(&format!("roles {names} do not exist: to use them, create them and migrate again"));
+        write_message(&format!(
+            "roles {names} do not exist: to use them, create them and migrate again"
+        ));
     }
     output.print(&json!({ "applied": applied, "rolesMissing": roles_missing }), &text)
 }
@@ -155,8 +159,8 @@ impl Probes for ProcessState {
 }
 
 impl MetricsServer {
-    /// Starts serving, if an address is configured. Reports "not ready" once `shutdown` is canceled, but
-    /// serves metrics until the process exits.
+    /// Starts serving, if an address is configured. Reports "not ready" once `shutdown` is
+    /// canceled, but serves metrics until the process exits.
     pub(crate) async fn start(config: &Config, shutdown: CancellationToken) -> Result<Self> {
         let state = Arc::new(ProcessState { started: OnceLock::new(), shutdown });
         let Some(listen) = config.metrics.listen else { return Ok(Self { state, address: None }) };

@@ -27,9 +27,13 @@ pub(super) const DEFAULT: &str = "default";
 pub(crate) fn load(file: Option<&Path>, flags: &[Flag]) -> Result<Loaded> {
     let mut variables = BTreeMap::new();
     for (name, value) in std::env::vars_os() {
-        let Some(name) = name.to_str().filter(|name| name.starts_with("CODELIA_")) else { continue };
-        let value =
-            value.into_string().ok().with_context(|| format!("environment variable {name} is not UTF-8"))?;
+        let Some(name) = name.to_str().filter(|name| name.starts_with("CODELIA_")) else {
+            continue;
+        };
+        let value = value
+            .into_string()
+            .ok()
+            .with_context(|| format!("environment variable {name} is not UTF-8"))?;
         variables.insert(name.to_owned(), value);
     }
     load_from(file, flags, &variables, &default_data_dir()?)
@@ -45,8 +49,9 @@ fn load_from(
         let hint = hint(name, KEYS.iter().map(|key| key.variable.as_str()));
         bail!("unknown environment variable {name}{hint}");
     }
-    let mut figment = Figment::from(Layer { source: Metadata::named(DEFAULT), values: keys::defaults() })
-        .merge(Layer::of_text(DEFAULT, "data_dir", data_dir));
+    let mut figment =
+        Figment::from(Layer { source: Metadata::named(DEFAULT), values: keys::defaults() })
+            .merge(Layer::of_text(DEFAULT, "data_dir", data_dir));
     if let Some(file) = file.or_else(|| variables.get(keys::FILE_VARIABLE).map(Path::new)) {
         figment = figment.merge(read(file)?);
     }
@@ -67,8 +72,10 @@ fn load_from(
 
 /// Reads a configuration file (TOML) without unknown keys.
 fn read(path: &Path) -> Result<Layer> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let table: toml::Table = text.parse().with_context(|| format!("cannot parse {}", path.display()))?;
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let table: toml::Table =
+        text.parse().with_context(|| format!("cannot parse {}", path.display()))?;
     let values = Value::serialize(table)?.into_dict().unwrap_or_default();
     for (key, _) in keys::leaves(&values) {
         if KEYS.iter().all(|known| known.path != key) {
@@ -94,9 +101,11 @@ impl Layer {
             let values = figment::util::nest(path, value).into_dict().unwrap_or_default();
             Self { source: source.clone(), values }
         };
-        let numbers = [text.parse::<i64>().map(Value::from).ok(), text.parse::<f64>().map(Value::from).ok()];
+        let numbers =
+            [text.parse::<i64>().map(Value::from).ok(), text.parse::<f64>().map(Value::from).ok()];
         let truth = text.parse::<bool>().map(Value::from).ok();
-        let typed = numbers.into_iter().chain([truth]).flatten().map(layer).find(Self::has_its_type);
+        let typed =
+            numbers.into_iter().chain([truth]).flatten().map(layer).find(Self::has_its_type);
         let as_text = layer(Value::from(text));
         if as_text.has_its_type() { as_text } else { typed.unwrap_or(as_text) }
     }
@@ -123,7 +132,8 @@ fn describe(error: figment::Error) -> anyhow::Error {
     let lines: Vec<String> = error
         .into_iter()
         .map(|one| {
-            let source = one.metadata.as_ref().map(|metadata| format!(" ({})", show::source(metadata)));
+            let source =
+                one.metadata.as_ref().map(|metadata| format!(" ({})", show::source(metadata)));
             format!("{}: {}{}", one.path.join("."), one.kind, source.unwrap_or_default())
         })
         .collect();
@@ -152,9 +162,15 @@ pub(crate) mod tests {
 
     use super::*;
 
-    pub(crate) fn loaded(file: Option<&Path>, flags: &[Flag], variables: &[(&str, &str)]) -> Result<Loaded> {
-        let variables =
-            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    pub(crate) fn loaded(
+        file: Option<&Path>,
+        flags: &[Flag],
+        variables: &[(&str, &str)],
+    ) -> Result<Loaded> {
+        let variables = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
         load_from(file, flags, &variables, "/state/codelia")
     }
 
@@ -200,10 +216,12 @@ pub(crate) mod tests {
         let file = file("[sandbox]\nmod = \"logical\"\n");
         let error = loaded(Some(file.path()), &[], &[]).unwrap_err().to_string();
         assert!(
-            error.contains("unknown key sandbox.mod ") && error.contains("did you mean sandbox.mode?"),
+            error.contains("unknown key sandbox.mod ")
+                && error.contains("did you mean sandbox.mode?"),
             "{error}"
         );
-        let error = loaded(None, &[], &[("CODELIA_SANDBOX_MODES", "logical")]).unwrap_err().to_string();
+        let error =
+            loaded(None, &[], &[("CODELIA_SANDBOX_MODES", "logical")]).unwrap_err().to_string();
         assert!(error.contains("did you mean CODELIA_SANDBOX_MODE?"), "{error}");
         assert!(loaded(None, &[], &[("CODELIA_TEST_REQUIRE", "bwrap")]).is_ok());
     }
@@ -259,12 +277,15 @@ pub(crate) mod tests {
     #[test]
     fn profile_images_are_parsed_from_pairs() {
         let key = "CODELIA_SANDBOX_CONTAINER_IMAGES";
-        let images =
-            |text| loaded(None, &[], &[(key, text)]).map(|loaded| loaded.config.sandbox.container_images);
+        let images = |text| {
+            loaded(None, &[], &[(key, text)]).map(|loaded| loaded.config.sandbox.container_images)
+        };
         let found = images("python=registry:5000/py:3, go=go").unwrap();
         assert_eq!(
             found,
-            [("go", "go"), ("python", "registry:5000/py:3")].map(|(a, b)| (a.into(), b.into())).into()
+            [("go", "go"), ("python", "registry:5000/py:3")]
+                .map(|(a, b)| (a.into(), b.into()))
+                .into()
         );
         assert!(images("").unwrap().is_empty());
         assert!(images("python").is_err());
@@ -274,7 +295,10 @@ pub(crate) mod tests {
 
     #[test]
     fn empty_metrics_address_disables_metrics() {
-        assert_eq!(loaded(None, &[], &[("CODELIA_METRICS_LISTEN", "")]).unwrap().config.metrics.listen, None);
+        assert_eq!(
+            loaded(None, &[], &[("CODELIA_METRICS_LISTEN", "")]).unwrap().config.metrics.listen,
+            None
+        );
     }
 
     #[test]

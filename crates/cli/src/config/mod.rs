@@ -1,8 +1,8 @@
 //! Configuration. Precedence: flags, environment, file, defaults. Unknown keys and variables are
 //! refused.
 //!
-//! A key is a field of [`Config`] or of a section: the options of the crate that uses it, declared by
-//! [`codelia_types::options`].
+//! A key is a field of [`Config`] or of a section: the options of the crate that uses it, declared
+//! by [`codelia_types::options`].
 
 mod keys;
 mod load;
@@ -134,7 +134,8 @@ impl Loaded {
 
     /// What client commands need.
     pub(crate) fn client_settings(&self) -> Settings {
-        let sources = Settings::KEYS.into_iter().filter_map(|path| Some((path, self.source(path)?)));
+        let sources =
+            Settings::KEYS.into_iter().filter_map(|path| Some((path, self.source(path)?)));
         Settings {
             data_dir: self.config.data_dir.clone(),
             options: self.config.client.clone(),

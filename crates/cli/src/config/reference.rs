@@ -24,7 +24,8 @@ refused. Durations and sizes have units: `500ms`, `10m`, `7d`; `64 KiB`, `512 Mi
 
 /// The type of a value, for people.
 fn kind(rust: &str) -> String {
-    let inner = rust.strip_prefix("Option<").and_then(|rest| rest.strip_suffix('>')).unwrap_or(rust);
+    let inner =
+        rust.strip_prefix("Option<").and_then(|rest| rest.strip_suffix('>')).unwrap_or(rust);
     let kind = match inner.rsplit("::").next().unwrap_or(inner) {
         "Duration" => "duration",
         "ByteSize" => "size",
@@ -47,14 +48,19 @@ fn row(key: &Key, defaults: &Dict) -> String {
         ("", Some(value)) => format!("`{value}`"),
         (unset, _) => unset.to_owned(),
     };
-    format!("| `{path}` | `{variable}` | {} | {default} | {} |", kind(option.kind), option.meaning())
+    format!(
+        "| `{path}` | `{variable}` | {} | {default} | {} |",
+        kind(option.kind),
+        option.meaning()
+    )
 }
 
 #[test]
 fn documented_keys_are_current() {
     let defaults = keys::defaults();
     let mut text = HEAD.to_owned();
-    let title = |key: &Key| key.path.split_once('.').map_or("general", |(section, _)| section).to_owned();
+    let title =
+        |key: &Key| key.path.split_once('.').map_or("general", |(section, _)| section).to_owned();
     for section in KEYS.chunk_by(|a, b| title(a) == title(b)) {
         let title = title(&section[0]);
         let head = "| key | variable | type | default | meaning |\n|---|---|---|---|---|";

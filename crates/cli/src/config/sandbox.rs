@@ -11,16 +11,16 @@ use serde::{Deserialize, Deserializer, Serialize};
 codelia_types::options! {
     /// Sandboxes and sessions.
     pub(crate) struct Sandbox {
-        /// Mode of sessions that request none: `native`, `bwrap`, `nsjail`, `container` or `logical`.
-        /// Default: the strongest usable mode.
+        /// Mode of sessions that request none: `native`, `bwrap`, `nsjail`, `container` or
+        /// `logical`. Default: the strongest usable mode.
         pub(crate) mode: Option<Mode> = None,
         /// Directory of the sessions. Default: `DATA_DIR/worker`.
         pub(crate) root: Option<PathBuf> = None,
         /// Lifetime of a session that requests none. The variable may be a number of seconds.
         #[serde(with = "duration")]
         pub(crate) ttl: Duration = Duration::from_secs(3600),
-        /// Network of runs that request none: `none`, `proxy` or `host`. Default: none, unless a policy
-        /// sets proxy.
+        /// Network of runs that request none: `none`, `proxy` or `host`. Default: none, unless a
+        /// policy sets proxy.
         #[serde(deserialize_with = "network")]
         pub(crate) network: Option<NetworkMode> = None,
         /// Cores of a run that requests none.
@@ -34,8 +34,8 @@ codelia_types::options! {
         pub(crate) profiles_dir: Option<PathBuf> = None,
         /// Whether runs without isolation are allowed. Default: true; false in profile `prod`.
         pub(crate) allow_logical: Option<bool> = None,
-        /// What becomes of limits that no cgroup can enforce: `strict` refuses the modes, `best_effort`
-        /// watches them. Default: `strict`; `up` without cgroups: `best_effort`.
+        /// What becomes of limits that no cgroup can enforce: `strict` refuses the modes,
+        /// `best_effort` watches them. Default: `strict`; `up` without cgroups: `best_effort`.
         pub(crate) limit_enforcement: Option<LimitEnforcement> = None,
         /// First user and group id of sessions, if the worker is root. Default: a free range from
         /// 2100000000 on for each root.
@@ -83,8 +83,8 @@ pub(crate) enum LimitEnforcement {
     BestEffort,
 }
 
-/// Parses a network mode. `disabled` and `enabled` are the words of requirement SVC-15 for `none` and
-/// `proxy`.
+/// Parses a network mode. `disabled` and `enabled` are the words of requirement SVC-15 for `none`
+/// and `proxy`.
 fn network<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NetworkMode>, D::Error> {
     let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
     match text.as_str() {

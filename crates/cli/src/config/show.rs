@@ -96,7 +96,8 @@ mod tests {
         );
         assert_eq!(shown(&loaded, "api.listen"), (Some("127.0.0.1:7300".into()), "default".into()));
         assert_eq!(shown(&loaded, "sandbox.mode"), (None, "unset".into()));
-        let mode = rows(&loaded).unwrap().into_iter().find(|row| row.key == "sandbox.mode").unwrap();
+        let mode =
+            rows(&loaded).unwrap().into_iter().find(|row| row.key == "sandbox.mode").unwrap();
         assert_eq!(mode.unset, "the strongest usable mode");
     }
 

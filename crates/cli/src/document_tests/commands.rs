@@ -31,13 +31,21 @@ fn commands_in_documents_parse() {
             for command in commands(&snippet) {
                 count += 1;
                 if let Err(reason) = check(&command, snippet.inline) {
-                    failures.push(format!("{name}:{}: {}: {reason}", snippet.line, command.words.join(" ")));
+                    failures.push(format!(
+                        "{name}:{}: {}: {reason}",
+                        snippet.line,
+                        command.words.join(" ")
+                    ));
                 }
             }
         }
     }
     assert!(count > 20, "found only {count} commands");
-    assert!(failures.is_empty(), "commands in documents that do not parse:\n{}", failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "commands in documents that do not parse:\n{}",
+        failures.join("\n")
+    );
 }
 
 #[test]
@@ -46,7 +54,9 @@ fn wrong_commands_in_documents_are_found() {
         let snippets = snippets(text);
         snippets
             .iter()
-            .flat_map(|snippet| commands(snippet).into_iter().map(|command| check(&command, snippet.inline)))
+            .flat_map(|snippet| {
+                commands(snippet).into_iter().map(|command| check(&command, snippet.inline))
+            })
             .filter(Result::is_err)
             .count()
     };
@@ -164,7 +174,8 @@ fn codelia_command(mut command: CommandLine) -> Option<CommandLine> {
     command.words.drain(..start);
     let is_codelia = command.words[0] == "codelia" || command.words[0].ends_with("/codelia");
     // `codelia 0.1.0` is the first line of the banner.
-    let is_version = command.words.get(1).is_some_and(|word| word.starts_with(|c: char| c.is_ascii_digit()));
+    let is_version =
+        command.words.get(1).is_some_and(|word| word.starts_with(|c: char| c.is_ascii_digit()));
     let is_bare = command.words.len() == 1 && !command.is_partial;
     (is_codelia && !is_version && !is_bare).then_some(command)
 }
@@ -217,7 +228,8 @@ fn split(text: &mut Peekable<Chars<'_>>, all: &mut Vec<CommandLine>) {
 
 /// Reads `run>` of `<run>` as a value.
 fn placeholder(text: &mut Peekable<Chars<'_>>, word: &mut Option<String>) -> bool {
-    let name: String = text.clone().take_while(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect();
+    let name: String =
+        text.clone().take_while(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect();
     let is_placeholder = !name.is_empty() && text.clone().nth(name.chars().count()) == Some('>');
     if is_placeholder {
         text.nth(name.chars().count());
@@ -238,7 +250,9 @@ fn check(command: &CommandLine, inline: bool) -> Result<(), String> {
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             command.is_partial
         }
-        ErrorKind::InvalidValue | ErrorKind::ValueValidation => match error.get(ContextKind::InvalidValue) {
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation => match error
+            .get(ContextKind::InvalidValue)
+        {
             Some(ContextValue::String(value)) if value.is_empty() => inline || command.is_partial,
             Some(ContextValue::String(value)) => {
                 value.chars().all(|c| c.is_ascii_uppercase() || matches!(c, '_' | '-'))

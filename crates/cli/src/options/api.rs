@@ -18,7 +18,8 @@ const MAX_SESSION_TTL: Duration = Duration::from_secs(24 * 3600);
 pub(crate) fn api(config: &Config, mode: Mode) -> Result<codelia_api::Options> {
     config.retention.check()?;
     let sandbox = &config.sandbox;
-    let limits = config.limits.of_runs(sandbox.memory_limit, sandbox.cpu_limit, &config.approvals)?;
+    let limits =
+        config.limits.of_runs(sandbox.memory_limit, sandbox.cpu_limit, &config.approvals)?;
     let policy = installation_policy(config, &limits.ceilings)?;
     Ok(codelia_api::Options {
         tls: config.api.tls(config.profile == InstallationProfile::Prod)?,
@@ -60,14 +61,17 @@ fn installation_policy(config: &Config, ceilings: &Ceilings) -> Result<Policy> {
     Ok(policy.as_installation())
 }
 
-/// The profiles of Codelia and those of the operator: one file for each, whose name is the profile's.
+/// The profiles of Codelia and those of the operator: one file for each, whose name is the
+/// profile's.
 fn profiles(config: &Config, ceilings: &Ceilings) -> Result<Profiles> {
     let mut profiles = Profiles::built_in().context("profiles")?;
     let Some(directory) = &config.sandbox.profiles_dir else { return Ok(profiles) };
     let unreadable = || format!("sandbox.profiles_dir: {}", directory.display());
     let entries = fs::read_dir(directory).with_context(unreadable)?;
-    let mut files: Vec<_> =
-        entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>().with_context(unreadable)?;
+    let mut files: Vec<_> = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<io::Result<_>>()
+        .with_context(unreadable)?;
     files.sort();
     for file in files {
         add_profile(&mut profiles, &file, ceilings)
@@ -77,7 +81,8 @@ fn profiles(config: &Config, ceilings: &Ceilings) -> Result<Profiles> {
 }
 
 fn add_profile(profiles: &mut Profiles, file: &Path, ceilings: &Ceilings) -> Result<()> {
-    let name = file.file_stem().and_then(|name| name.to_str()).context("its name is not valid text")?;
+    let name =
+        file.file_stem().and_then(|name| name.to_str()).context("its name is not valid text")?;
     let text = policy_file::read_text(file)?;
     Ok(profiles.insert(name, Profile::parse(&text, Format::of(file)?, ceilings)?)?)
 }

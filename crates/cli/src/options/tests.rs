@@ -88,7 +88,8 @@ fn bad_profile_is_refused_by_file_and_field() {
     let directory = tempfile::tempdir().unwrap();
     let variables = [("CODELIA_SANDBOX_PROFILES_DIR", directory.path().to_str().unwrap())];
     let file = directory.path().join("docs.yaml");
-    fs::write(&file, "description: Documents\npolicy: {layout: {read_only_workspace: true}}").unwrap();
+    fs::write(&file, "description: Documents\npolicy: {layout: {read_only_workspace: true}}")
+        .unwrap();
     let profiles = api_of(&variables).profiles;
     assert_eq!(profiles.names(), "cargo, docs, node, python, shell");
     fs::write(&file, "description: Documents\nlimits: {pids: 0}").unwrap();
@@ -135,8 +136,10 @@ fn connection_keys_set_the_limits() {
 
 #[test]
 fn connections_leave_descriptors_for_other_work() {
-    let every =
-        config(&[("CODELIA_API_MAX_CONNECTIONS", "9999999"), ("CODELIA_WORKER_MAX_CONNECTIONS", "9999999")]);
+    let every = config(&[
+        ("CODELIA_API_MAX_CONNECTIONS", "9999999"),
+        ("CODELIA_WORKER_MAX_CONNECTIONS", "9999999"),
+    ]);
     let open_files = open_files();
     let of_api = every.api.connections(open_files).max_connections;
     let of_worker = every.worker.connections(open_files).max_connections;
@@ -163,7 +166,8 @@ fn call_keys_set_the_limits() {
 
 #[test]
 fn worker_uses_few_connections() {
-    let connections = |variables: &[(&str, &str)]| config(variables).database.of_worker().max_connections;
+    let connections =
+        |variables: &[(&str, &str)]| config(variables).database.of_worker().max_connections;
     assert_eq!(config(&[]).database.max_connections, None);
     assert_eq!(connections(&[]).unwrap().get(), 6);
     assert_eq!(connections(&[("CODELIA_DATABASE_MAX_CONNECTIONS", "9")]).unwrap().get(), 9);
@@ -180,8 +184,12 @@ fn timeouts_and_pooler_are_configuration() {
     ])
     .database;
     assert_eq!(database.pooler, Pooler::Transaction);
-    let times =
-        [database.idle_timeout, database.statement_timeout, database.read_timeout, database.lock_timeout];
+    let times = [
+        database.idle_timeout,
+        database.statement_timeout,
+        database.read_timeout,
+        database.lock_timeout,
+    ];
     assert_eq!(times.map(|time| time.as_secs()), [7, 4, 3, 2]);
     for (variable, value, key) in [
         ("CODELIA_DATABASE_POOLER", "session", "database.pooler: "),
@@ -214,7 +222,8 @@ fn bucket_is_configured_with_its_server() {
     variables.retain(|variable| *variable != id);
     assert!(config(&variables).output.check().unwrap_err().to_string().contains("set both"));
     let wrong = refused(&[("CODELIA_OUTPUT_STORE", "/var/x")]);
-    let expected = "output.store: expected postgres, file:///PATH or s3://BUCKET/PREFIX, found \"/var/x\"";
+    let expected =
+        "output.store: expected postgres, file:///PATH or s3://BUCKET/PREFIX, found \"/var/x\"";
     assert!(wrong.contains(expected), "{wrong}");
 }
 
@@ -232,11 +241,14 @@ fn egress_keys_set_the_options() {
         ("CODELIA_EGRESS_HEADER_TIMEOUT", "4s"),
         ("CODELIA_DATA_DIR", "/var/lib/codelia"),
     ]);
-    let upstream = |protocol, address: &str| Upstream { protocol, address: address.parse().unwrap() };
+    let upstream =
+        |protocol, address: &str| Upstream { protocol, address: address.parse().unwrap() };
     let resolvers = ["192.0.2.1:53", "192.0.2.2:5353", "[2001:db8::1]:53", "[2001:db8::2]:53"];
     let expected = codelia_egress::Options {
         resolvers: resolvers.map(|text| text.parse().unwrap()).to_vec(),
-        private_addresses: ["10.1.0.0/16", "fd00:1::/32"].map(|text| text.parse().unwrap()).to_vec(),
+        private_addresses: ["10.1.0.0/16", "fd00:1::/32"]
+            .map(|text| text.parse().unwrap())
+            .to_vec(),
         upstream: Some(upstream(UpstreamProtocol::Socks5, "192.0.2.9:1080")),
         tenant_upstreams: [
             ("a".parse().unwrap(), upstream(UpstreamProtocol::Connect, "192.0.2.8:3128")),
@@ -374,9 +386,10 @@ fn impossible_retention_is_refused_by_key() {
         ("CODELIA_RETENTION_OUTPUT", "2d", "retention.output"),
         ("CODELIA_RETENTION_AUDIT", "59s", "retention.audit"),
     ] {
-        for error in
-            [api_error(&[(variable, value)]), worker_of(&[(variable, value)]).unwrap_err().to_string()]
-        {
+        for error in [
+            api_error(&[(variable, value)]),
+            worker_of(&[(variable, value)]).unwrap_err().to_string(),
+        ] {
             assert!(error.starts_with(key), "{error}");
         }
     }
@@ -430,7 +443,10 @@ fn plaintext_for_other_machines_is_refused_in_prod() {
 #[test]
 fn worker_keys_set_the_options() {
     let options = worker_of(&[]).unwrap();
-    assert_eq!((options.id.as_str(), options.listen.to_string().as_str()), ("w", "unix:/run/w.sock"));
+    assert_eq!(
+        (options.id.as_str(), options.listen.to_string().as_str()),
+        ("w", "unix:/run/w.sock")
+    );
     assert_eq!(options.worker.file_call_timeout, Duration::from_secs(60));
     let options = worker_of(&[
         ("CODELIA_WORKER_ID", "w-7"),

@@ -37,8 +37,8 @@ pub enum ApprovalsCommand {
     Allow {
         /// Id, or start of the id
         approval: String,
-        /// Allow it for this run, for all runs of its session, for all sessions of its user or project,
-        /// or for the whole tenant
+        /// Allow it for this run, for all runs of its session, for all sessions of its user or
+        /// project, or for the whole tenant
         #[arg(long = "for", value_name = "SCOPE", value_enum, default_value_t = ApprovalScope::Once)]
         scope: ApprovalScope,
         /// Allow all files below the directory of the file that is asked for

@@ -34,8 +34,8 @@ pub struct Audit {
     /// Print new events as they happen, oldest first, until interrupted
     #[arg(short, long)]
     pub follow: bool,
-    /// List all events since this time, oldest first, one for each line: 2h for two hours ago, or a time
-    /// such as 2030-01-31T12:00:00Z
+    /// List all events since this time, oldest first, one for each line: 2h for two hours ago, or a
+    /// time such as 2030-01-31T12:00:00Z
     #[arg(long, value_name = "TIME", value_parser = values::past_time, conflicts_with = "limit")]
     pub since: Option<OffsetDateTime>,
     /// List all events before this time, as with --since

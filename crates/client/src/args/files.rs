@@ -75,7 +75,9 @@ pub struct Ls {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  codelia rm work:notes.txt\n  codelia rm -r work:build work:dist")]
+#[command(
+    after_help = "Examples:\n  codelia rm work:notes.txt\n  codelia rm -r work:build work:dist"
+)]
 pub struct Rm {
     /// Files, links or directories to remove; a link is not followed
     #[arg(required = true, value_name = "SESSION:PATH")]
@@ -100,7 +102,9 @@ pub struct Mkdir {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  codelia mv work:a.txt work:b.txt\n  codelia mv work:a.txt work:docs/")]
+#[command(
+    after_help = "Examples:\n  codelia mv work:a.txt work:b.txt\n  codelia mv work:a.txt work:docs/"
+)]
 pub struct Mv {
     /// File, link or directory to move; a link is not followed
     #[arg(value_name = "SESSION:PATH")]

@@ -26,12 +26,15 @@ const GROUPS: [(&str, &[&str]); 5] = [
     (
         "Sessions and files",
         &[
-            "session", "cp", "cat", "ls", "rm", "mkdir", "mv", "export", "import", "watch", "volume",
-            "policy", "projects", "profiles",
+            "session", "cp", "cat", "ls", "rm", "mkdir", "mv", "export", "import", "watch",
+            "volume", "policy", "projects", "profiles",
         ],
     ),
     ("This machine", &["up", "down", "doctor", "api", "worker", "migrate"]),
-    ("Administration", &["admin", "certs", "tenants", "keys", "workers", "flags", "tools", "audit"]),
+    (
+        "Administration",
+        &["admin", "certs", "tenants", "keys", "workers", "flags", "tools", "audit"],
+    ),
     ("Command line", &["context", "config", "whoami", "info", "completions"]),
 ];
 const OTHER: &str = "Other commands";

@@ -1,5 +1,5 @@
-//! Command-line arguments, as clap parses them. One file per noun. The program adds its own commands
-//! to [`Command`].
+//! Command-line arguments, as clap parses them. One file per noun. The program adds its own
+//! commands to [`Command`].
 
 mod admin;
 mod approvals;
@@ -32,7 +32,8 @@ pub use self::{
     policy::{Policy, ScopeArgs},
     profiles::Profiles,
     run::{
-        Apply, Attach, Diff, Discard, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs, Trace,
+        Apply, Attach, Diff, Discard, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs,
+        Trace,
     },
     sandbox::{FilesystemArgs, LoggedCalls, NetworkArgs, SandboxArgs},
     session::{CreateSession, Session, SessionChange, UpdateSession},
@@ -243,18 +244,23 @@ mod tests {
 
     #[test]
     fn flags_after_the_command_belong_to_it() {
-        let run = run("codelia run -s work --cpus 0.5 --memory 2m -w src --env A=b=c -- sh -c --json -t");
+        let run =
+            run("codelia run -s work --cpus 0.5 --memory 2m -w src --env A=b=c -- sh -c --json -t");
         assert_eq!(run.command, ["sh", "-c", "--json", "-t"]);
         let (session, options) = (run.session.as_deref(), run.options);
         assert_eq!((session, options.tty, options.workdir.as_str()), (Some("work"), false, "src"));
         let sandbox = options.sandbox;
-        assert_eq!((sandbox.cpu_millicores, sandbox.memory_bytes), (Some(500), Some(2 * 1024 * 1024)));
+        assert_eq!(
+            (sandbox.cpu_millicores, sandbox.memory_bytes),
+            (Some(500), Some(2 * 1024 * 1024))
+        );
         assert_eq!(options.env.env, ["A=b=c"]);
     }
 
     #[test]
     fn exec_takes_the_session_first() {
-        let exec = |line: &str| match Cli::try_parse_from(line.split_whitespace()).unwrap().command {
+        let exec = |line: &str| match Cli::try_parse_from(line.split_whitespace()).unwrap().command
+        {
             Command::Exec(exec) => Run::from(*exec),
             other => panic!("{other:?}"),
         };
@@ -278,7 +284,8 @@ mod tests {
     fn help_states_default_and_maximum_limits() {
         let run = Cli::command().find_subcommand("run").unwrap().clone();
         let help = |flag: &str| {
-            let argument = run.get_arguments().find(|argument| argument.get_long() == Some(flag)).unwrap();
+            let argument =
+                run.get_arguments().find(|argument| argument.get_long() == Some(flag)).unwrap();
             argument.get_help().unwrap().to_string()
         };
         let (defaults, maxima) = (Limits::default(), Ceilings::default().0);

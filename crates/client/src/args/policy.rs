@@ -20,7 +20,9 @@ pub enum Policy {
         mode: Option<Mode>,
     },
     /// Show the effective policy and the source of each value
-    #[command(after_help = "Example:\n  codelia policy explain --session work --policy strict.yaml")]
+    #[command(
+        after_help = "Example:\n  codelia policy explain --session work --policy strict.yaml"
+    )]
     Explain {
         /// Explain a run in this session [default: a new session]
         #[arg(short, long)]

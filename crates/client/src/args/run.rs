@@ -124,7 +124,8 @@ pub struct RunOptions {
 /// How to leave a run's terminal.
 #[derive(Debug, Default, Args)]
 pub struct TerminalArgs {
-    /// Detach from the terminal with these keys, such as ctrl-a,d; empty for none [default: client.detach_keys]
+    /// Detach from the terminal with these keys, such as ctrl-a,d; empty for none [default:
+    /// client.detach_keys]
     #[arg(long, value_name = "KEYS")]
     pub detach_keys: Option<DetachKeys>,
 }
@@ -280,10 +281,12 @@ pub struct Kill {
     /// Send this signal to the command instead of canceling the run, by name or number
     #[arg(long, value_name = "SIGNAL", value_parser = signal, conflicts_with_all = ["reason", "grace", "tenant"])]
     pub signal: Option<i32>,
-    /// Ids of the runs, or the start of each; or ids or aliases of sessions, to end them; each is tried
+    /// Ids of the runs, or the start of each; or ids or aliases of sessions, to end them; each is
+    /// tried
     #[arg(required = true, value_name = "RUN|SESSION")]
     pub targets: Vec<String>,
-    /// Cancel runs of this tenant, given by their ids; needs a key with the scope operator and --reason
+    /// Cancel runs of this tenant, given by their ids; needs a key with the scope operator and
+    /// --reason
     #[arg(long, value_name = "TENANT", requires = "reason")]
     pub tenant: Option<String>,
     /// Record why; shown in the run's outcome

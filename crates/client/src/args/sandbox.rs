@@ -33,7 +33,8 @@ pub struct NetworkArgs {
 impl NetworkArgs {
     /// The network mode that the flags request.
     pub fn requested_mode(&self) -> Option<NetworkMode> {
-        self.network.or((self.allow_network || !self.hosts.is_empty()).then_some(NetworkMode::Proxy))
+        self.network
+            .or((self.allow_network || !self.hosts.is_empty()).then_some(NetworkMode::Proxy))
     }
 }
 
@@ -59,8 +60,9 @@ pub struct FilesystemArgs {
     /// Deny access to this path (repeatable)
     #[arg(long, value_name = "PATH", visible_alias = "blacklist")]
     pub deny: Vec<PathBuf>,
-    /// Mount this volume (`codelia volume create`), which outlives the session: ro reads it, rw writes to it
-    /// as the only session, copy drops the changes with the session (repeatable) [default: copy]
+    /// Mount this volume (`codelia volume create`), which outlives the session: ro reads it, rw
+    /// writes to it as the only session, copy drops the changes with the session (repeatable)
+    /// [default: copy]
     #[arg(long = "volume", value_name = "NAME:PATH[:MODE]", value_parser = volume_mount)]
     pub volumes: Vec<VolumeMount>,
     /// Use the image of this profile in mode container, such as python
@@ -87,7 +89,8 @@ pub struct SandboxArgs {
     /// Limit the number of processes and threads [default: 100, max: 500]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub pids: Option<i64>,
-    /// Limit the files of the session together, such as 2g; only for a new session [default: 10g, max: 100g]
+    /// Limit the files of the session together, such as 2g; only for a new session [default: 10g,
+    /// max: 100g]
     #[arg(long = "disk", value_name = "SIZE", value_parser = bytes, allow_negative_numbers = true)]
     pub disk_bytes: Option<i64>,
     /// Limit the number of files and directories of the session; only for a new session

@@ -12,7 +12,9 @@ use super::{
 #[derive(Debug, Subcommand)]
 pub enum Session {
     /// Create a session
-    #[command(after_help = "Example:\n  codelia session create --alias work --ttl 2h --idle-ttl 10m")]
+    #[command(
+        after_help = "Example:\n  codelia session create --alias work --ttl 2h --idle-ttl 10m"
+    )]
     Create(Box<CreateSession>),
     /// List sessions
     List {
@@ -117,8 +119,8 @@ pub struct CreateSession {
     /// End the session after this long without a run or file call [default: no idle limit]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub idle_ttl: Option<Duration>,
-    /// Continue with an empty workspace if the files are lost or their worker is unavailable, instead
-    /// of refusing runs
+    /// Continue with an empty workspace if the files are lost or their worker is unavailable,
+    /// instead of refusing runs
     #[arg(long)]
     pub allow_data_loss: bool,
     /// Create it under the policy of this project

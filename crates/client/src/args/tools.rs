@@ -62,7 +62,9 @@ Example:
         reason: String,
     },
     /// Refuse runs that name a tool, also those that wait
-    #[command(after_help = "Example:\n  codelia tools quarantine formatter --reason 'reads other files'")]
+    #[command(
+        after_help = "Example:\n  codelia tools quarantine formatter --reason 'reads other files'"
+    )]
     Quarantine {
         #[command(flatten)]
         name: ToolName,
@@ -71,7 +73,9 @@ Example:
         reason: String,
     },
     /// End the quarantine of a tool
-    #[command(after_help = "Example:\n  codelia tools release formatter --reason 'version 4 is fixed'")]
+    #[command(
+        after_help = "Example:\n  codelia tools release formatter --reason 'version 4 is fixed'"
+    )]
     Release {
         #[command(flatten)]
         name: ToolName,

@@ -10,14 +10,17 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         .map_err(|error| format!("{error} (use a duration such as 500ms, 2s, 10m)"))
 }
 
-/// Parses a time: a duration before now such as `2h`, or a date and time such as `2030-01-31T12:00:00Z`.
+/// Parses a time: a duration before now such as `2h`, or a date and time such as
+/// `2030-01-31T12:00:00Z`.
 pub(super) fn past_time(text: &str) -> Result<OffsetDateTime, String> {
     if let Ok(time) = OffsetDateTime::parse(text, &Rfc3339) {
         return Ok(time);
     }
-    let ago = humantime::parse_duration(text).ok().and_then(|ago| time::Duration::try_from(ago).ok());
-    ago.and_then(|ago| OffsetDateTime::now_utc().checked_sub(ago))
-        .ok_or_else(|| "not a time (use one such as 2h for two hours ago, or 2030-01-31T12:00:00Z)".into())
+    let ago =
+        humantime::parse_duration(text).ok().and_then(|ago| time::Duration::try_from(ago).ok());
+    ago.and_then(|ago| OffsetDateTime::now_utc().checked_sub(ago)).ok_or_else(|| {
+        "not a time (use one such as 2h for two hours ago, or 2030-01-31T12:00:00Z)".into()
+    })
 }
 
 /// Parses `K=V`. The value may contain `=`.
@@ -26,8 +29,8 @@ pub(super) fn key_value(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// Parses a number of bytes with an optional unit, such as `1g`, `512m` or `64KiB`. Units are powers
-/// of 1024.
+/// Parses a number of bytes with an optional unit, such as `1g`, `512m` or `64KiB`. Units are
+/// powers of 1024.
 pub(super) fn bytes(text: &str) -> Result<i64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let count: i64 = digits.parse().map_err(|_| "not a size (use one such as 512m or 1g)")?;
@@ -113,7 +116,8 @@ mod tests {
 
     #[test]
     fn sizes_have_optional_units() {
-        for (text, size) in [("1g", 1 << 30), ("512M", 512 << 20), ("64KiB", 64 << 10), ("7", 7), ("-1", -1)]
+        for (text, size) in
+            [("1g", 1 << 30), ("512M", 512 << 20), ("64KiB", 64 << 10), ("7", 7), ("-1", -1)]
         {
             assert_eq!(bytes(text), Ok(size), "{text}");
         }

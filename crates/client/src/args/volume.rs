@@ -47,7 +47,9 @@ Examples:
 pub(super) fn volume_mount(text: &str) -> Result<VolumeMount, String> {
     let expected = "expected NAME:/path[:ro|rw|copy], such as cargo:/cache/cargo:rw";
     let mut parts = text.splitn(3, ':');
-    let (Some(name), Some(path)) = (parts.next(), parts.next()) else { return Err(expected.to_owned()) };
+    let (Some(name), Some(path)) = (parts.next(), parts.next()) else {
+        return Err(expected.to_owned());
+    };
     let mode = match parts.next() {
         None | Some("copy") => VolumeMode::Copy,
         Some("ro" | "read_only") => VolumeMode::ReadOnly,
@@ -66,7 +68,8 @@ mod tests {
 
     #[test]
     fn mount_has_name_path_and_mode() {
-        let mount = |text: &str| volume_mount(text).map(|mount| (mount.name, mount.path, mount.mode));
+        let mount =
+            |text: &str| volume_mount(text).map(|mount| (mount.name, mount.path, mount.mode));
         assert_eq!(mount("a:/b"), Ok(("a".into(), "/b".into(), VolumeMode::Copy)));
         assert_eq!(mount("a:/b:rw"), Ok(("a".into(), "/b".into(), VolumeMode::Exclusive)));
         assert_eq!(mount("a:/b:ro"), Ok(("a".into(), "/b".into(), VolumeMode::ReadOnly)));

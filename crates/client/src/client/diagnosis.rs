@@ -34,8 +34,8 @@ impl fmt::Display for KeyRejected {
     }
 }
 
-/// Adds what was expected and found to an error of the connection or the key. Returns others as they
-/// are.
+/// Adds what was expected and found to an error of the connection or the key. Returns others as
+/// they are.
 pub(super) async fn explain(server: &Server, error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref::<Status>() {
         Some(status) if status.code() == Code::Unauthenticated => {
@@ -46,11 +46,13 @@ pub(super) async fn explain(server: &Server, error: anyhow::Error) -> anyhow::Er
         None if error.is::<tonic::transport::Error>() => {}
         None => return error,
     }
-    let unimplemented = error.downcast_ref::<Status>().filter(|status| status.code() == Code::Unimplemented);
+    let unimplemented =
+        error.downcast_ref::<Status>().filter(|status| status.code() == Code::Unimplemented);
     let problem = match (unimplemented, server.uri()) {
-        (Some(status), _) => {
-            Some(format!("it answers, but not as a Codelia API of this version: {}", status.message()))
-        }
+        (Some(status), _) => Some(format!(
+            "it answers, but not as a Codelia API of this version: {}",
+            status.message()
+        )),
         (None, Ok(uri)) => problem(&uri).await,
         (None, Err(_)) => None,
     };

@@ -54,7 +54,9 @@ impl ClientFile {
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", path.display()));
+            }
         };
         toml::from_str(&text).map(Some).with_context(|| format!("cannot read {}", path.display()))
     }
@@ -100,9 +102,10 @@ impl Client {
     }
 
     async fn connect_with(server: Server) -> Result<Self> {
-        let mut header: MetadataValue<Ascii> = format!("Bearer {}", server.key.expose_secret())
-            .parse()
-            .with_context(|| format!("the API key from {} is not printable ASCII", server.key_source))?;
+        let mut header: MetadataValue<Ascii> =
+            format!("Bearer {}", server.key.expose_secret()).parse().with_context(|| {
+                format!("the API key from {} is not printable ASCII", server.key_source)
+            })?;
         header.set_sensitive(true);
         let channel = match transport(&server)?.connect().await {
             Ok(channel) => channel,
@@ -204,7 +207,11 @@ pub async fn pages<T>(
 
 /// Returns the resource name of a session given by id, alias or resource name.
 pub fn session_name(session: &str) -> String {
-    if session.starts_with("sessions/") { session.to_owned() } else { format!("sessions/{session}") }
+    if session.starts_with("sessions/") {
+        session.to_owned()
+    } else {
+        format!("sessions/{session}")
+    }
 }
 
 /// Returns the resource name of a run given by id or resource name.
@@ -214,7 +221,11 @@ pub fn run_name(run: &str) -> String {
 
 /// Returns the resource name of an approval given by id or resource name.
 pub fn approval_name(approval: &str) -> String {
-    if approval.starts_with("approvals/") { approval.to_owned() } else { format!("approvals/{approval}") }
+    if approval.starts_with("approvals/") {
+        approval.to_owned()
+    } else {
+        format!("approvals/{approval}")
+    }
 }
 
 #[cfg(test)]

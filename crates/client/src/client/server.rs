@@ -33,11 +33,13 @@ impl Server {
         let client = &settings.options;
         let is_flag = |path| settings.source(path) == Some("flag");
         match (&client.context, &client.endpoint) {
-            (Some(name), Some(_)) if !is_flag("client.context") && !is_flag("client.endpoint") => bail!(
-                "both context {name:?} ({}) and an endpoint ({}) are configured: remove one",
-                settings.source("client.context").unwrap_or_default(),
-                settings.source("client.endpoint").unwrap_or_default(),
-            ),
+            (Some(name), Some(_)) if !is_flag("client.context") && !is_flag("client.endpoint") => {
+                bail!(
+                    "both context {name:?} ({}) and an endpoint ({}) are configured: remove one",
+                    settings.source("client.context").unwrap_or_default(),
+                    settings.source("client.endpoint").unwrap_or_default(),
+                )
+            }
             (Some(name), endpoint) if is_flag("client.context") || endpoint.is_none() => {
                 let context = Contexts::read()?.get(name)?.clone();
                 return Ok(Self::of_context(name, context, settings));
@@ -67,7 +69,9 @@ impl Server {
         let client = &settings.options;
         let endpoint_source = source(settings, "client.endpoint", "--endpoint");
         let Some(key) = client.api_key.clone() else {
-            bail!("{endpoint_source} is set but CODELIA_API_KEY is not: expected both, or a context")
+            bail!(
+                "{endpoint_source} is set but CODELIA_API_KEY is not: expected both, or a context"
+            )
         };
         Ok(Self {
             endpoint: endpoint.to_owned(),
@@ -96,7 +100,8 @@ impl Server {
 
     /// The endpoint as a URL with scheme and host.
     pub fn uri(&self) -> Result<Uri> {
-        parse_endpoint(&self.endpoint).with_context(|| format!("invalid endpoint ({})", self.endpoint_source))
+        parse_endpoint(&self.endpoint)
+            .with_context(|| format!("invalid endpoint ({})", self.endpoint_source))
     }
 }
 
@@ -108,7 +113,9 @@ pub fn parse_endpoint(endpoint: &str) -> Result<Uri> {
         Some("http" | "https") => {}
         Some(other) => bail!("{endpoint:?}: expected the scheme http or https, found {other}"),
         None if uri.authority().is_some() => {
-            bail!("{endpoint:?}: the scheme is missing: expected http://{endpoint} or https://{endpoint}")
+            bail!(
+                "{endpoint:?}: the scheme is missing: expected http://{endpoint} or https://{endpoint}"
+            )
         }
         None => bail!(expected()),
     }
@@ -123,7 +130,11 @@ pub fn parse_endpoint(endpoint: &str) -> Result<Uri> {
 fn source(settings: &Settings, path: &str, flag: &str) -> String {
     match settings.source(path).unwrap_or_default() {
         "flag" => flag.to_owned(),
-        source => source.strip_prefix("env:").or(source.strip_prefix("file:")).unwrap_or(source).to_owned(),
+        source => source
+            .strip_prefix("env:")
+            .or(source.strip_prefix("file:"))
+            .unwrap_or(source)
+            .to_owned(),
     }
 }
 
@@ -141,7 +152,8 @@ mod tests {
 
     /// Settings from variables: the endpoint, the context and the key.
     fn settings(options: Options, data_dir: Option<&Path>) -> Settings {
-        let variable = |is_set: bool, path, name: &str| is_set.then(|| (path, format!("env:{name}")));
+        let variable =
+            |is_set: bool, path, name: &str| is_set.then(|| (path, format!("env:{name}")));
         let sources = [
             variable(data_dir.is_some(), "data_dir", "CODELIA_DATA_DIR"),
             variable(options.endpoint.is_some(), "client.endpoint", "CODELIA_ENDPOINT"),
@@ -165,12 +177,22 @@ mod tests {
     #[test]
     fn configured_key_overrides_client_file() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join(FILE), "endpoint = \"http://here:1\"\napi_key = \"cdl_a\"\n").unwrap();
+        std::fs::write(
+            dir.path().join(FILE),
+            "endpoint = \"http://here:1\"\napi_key = \"cdl_a\"\n",
+        )
+        .unwrap();
         let server = Server::find(&settings(Options::default(), Some(dir.path()))).unwrap();
-        assert_eq!((server.endpoint.as_str(), server.key.expose_secret()), ("http://here:1", "cdl_a"));
+        assert_eq!(
+            (server.endpoint.as_str(), server.key.expose_secret()),
+            ("http://here:1", "cdl_a")
+        );
         let key = Options { api_key: Some("cdl_b".into()), ..Options::default() };
         let server = Server::find(&settings(key, Some(dir.path()))).unwrap();
-        assert_eq!((server.key.expose_secret(), server.key_source.as_str()), ("cdl_b", "CODELIA_API_KEY"));
+        assert_eq!(
+            (server.key.expose_secret(), server.key_source.as_str()),
+            ("cdl_b", "CODELIA_API_KEY")
+        );
     }
 
     #[test]

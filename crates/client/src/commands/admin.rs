@@ -5,10 +5,10 @@ use codelia_proto::{
     duration_to_proto, timestamp_to_proto,
     v1::{
         self, CreateKeyRequest, CreateTenantRequest, DeleteTenantRequest, DrainWorkerRequest,
-        GetTenantRequest, IsolationLevel, Key, ListKeysRequest, ListTenantsRequest, ListWorkersRequest,
-        ResumeTenantRequest, RevokeKeyRequest, SandboxMode, SetIsolationFloorRequest, SetMaxLimitsRequest,
-        SetRetentionRequest, SuspendTenantRequest, Tenant, UndrainWorkerRequest, UpdateQuotasRequest, Worker,
-        WorkerDisk,
+        GetTenantRequest, IsolationLevel, Key, ListKeysRequest, ListTenantsRequest,
+        ListWorkersRequest, ResumeTenantRequest, RevokeKeyRequest, SandboxMode,
+        SetIsolationFloorRequest, SetMaxLimitsRequest, SetRetentionRequest, SuspendTenantRequest,
+        Tenant, UndrainWorkerRequest, UpdateQuotasRequest, Worker, WorkerDisk,
     },
 };
 use time::OffsetDateTime;
@@ -31,7 +31,8 @@ pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Out
     let tenant = match command {
         args::Tenants::List => return list_tenants(client, output).await,
         args::Tenants::Create { tenant, quotas } => {
-            let request = CreateTenantRequest { tenant_id: tenant, quotas: Some(quotas_to_proto(&quotas)) };
+            let request =
+                CreateTenantRequest { tenant_id: tenant, quotas: Some(quotas_to_proto(&quotas)) };
             admin.create_tenant(request).await?.into_inner().tenant
         }
         args::Tenants::Show { tenant } => {
@@ -59,7 +60,8 @@ pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Out
         args::Tenants::Floor { tenant, level, ask, reason } => {
             let (level, ask_level) = (IsolationLevel::from(Some(level)), IsolationLevel::from(ask));
             let (level, ask_level) = (level.into(), ask_level.into());
-            let request = SetIsolationFloorRequest { name: tenant_name(&tenant), level, reason, ask_level };
+            let request =
+                SetIsolationFloorRequest { name: tenant_name(&tenant), level, reason, ask_level };
             admin.set_isolation_floor(request).await?.into_inner().tenant
         }
         args::Tenants::Suspend { tenant, reason } => {
@@ -71,7 +73,8 @@ pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Out
             client.admin().resume_tenant(request).await?.into_inner().tenant
         }
         args::Tenants::Delete { tenant, force } => {
-            let request = DeleteTenantRequest { name: tenant_name(&tenant), force, allow_missing: false };
+            let request =
+                DeleteTenantRequest { name: tenant_name(&tenant), force, allow_missing: false };
             client.admin().delete_tenant(request).await?.into_inner().tenant
         }
     };
@@ -87,7 +90,8 @@ pub(crate) async fn keys(client: &Client, command: args::Keys, output: Output) -
                 parent: tenant_name(&tenant),
                 display_name: name,
                 scopes: scopes.iter().map(|scope| scope_to_proto(*scope).into()).collect(),
-                expire_time: expires_in.map(|after| timestamp_to_proto(OffsetDateTime::now_utc() + after)),
+                expire_time: expires_in
+                    .map(|after| timestamp_to_proto(OffsetDateTime::now_utc() + after)),
             };
             output.print_message(&client.admin().create_key(request).await?.into_inner())
         }
@@ -168,7 +172,8 @@ async fn list_workers(client: &Client, output: Output) -> Result<()> {
         Ok((page.workers, page.next_page_token))
     })
     .await?;
-    let header = ["WORKER", "STATE", "MODES", "BUSY", "SESSIONS", "DISK FREE", "HEARTBEAT", "VERSION"];
+    let header =
+        ["WORKER", "STATE", "MODES", "BUSY", "SESSIONS", "DISK FREE", "HEARTBEAT", "VERSION"];
     output.print_list(&header, &workers, |worker: &Worker| {
         vec![
             worker.worker_id.clone(),
@@ -196,7 +201,8 @@ fn disk_free(worker: &Worker) -> String {
 /// The modes of a worker. A `~` marks those in which it only watches limits.
 fn modes(worker: &Worker) -> String {
     let is_watched = |mode| worker.watched_modes().any(|watched| watched == mode);
-    let marked = |mode: SandboxMode| format!("{}{}", mode.word(), if is_watched(mode) { "~" } else { "" });
+    let marked =
+        |mode: SandboxMode| format!("{}{}", mode.word(), if is_watched(mode) { "~" } else { "" });
     worker.modes().map(marked).collect::<Vec<_>>().join(",")
 }
 

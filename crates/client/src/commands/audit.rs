@@ -21,8 +21,8 @@ use crate::{
 
 /// Between two looks for new events.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
-/// Each look also reads this much of the time before: an event is stored a moment after its time, and the
-/// clocks of several writers differ.
+/// Each look also reads this much of the time before: an event is stored a moment after its time,
+/// and the clocks of several writers differ.
 const FOLLOW_OVERLAP: Duration = Duration::from_secs(5);
 /// Events of one page.
 const PAGE_SIZE: i32 = 1000;
@@ -44,10 +44,13 @@ pub(crate) async fn audit(client: &Client, args: args::Audit, output: Output) ->
     };
     let since = args.since.map(timestamp_to_proto);
     match (args.follow, args.since.or(args.until)) {
-        (true, _) => follow(client, ListEventsRequest { start_time: since, ..request }, output).await,
+        (true, _) => {
+            follow(client, ListEventsRequest { start_time: since, ..request }, output).await
+        }
         (false, Some(_)) => {
             let end_time = args.until.map(timestamp_to_proto);
-            let request = ListEventsRequest { start_time: since, end_time, oldest_first: true, ..request };
+            let request =
+                ListEventsRequest { start_time: since, end_time, oldest_first: true, ..request };
             each(client, request, |event| print_line(&event, output)).await
         }
         (false, None) => print(&list(client, &request, args.limit).await?, output),
@@ -77,7 +80,11 @@ fn print_line(event: &AuditEvent, output: Output) -> Result<()> {
     output.print(&to_json(event)?, &text)
 }
 
-async fn list(client: &Client, request: &ListEventsRequest, limit: usize) -> Result<Vec<AuditEvent>> {
+async fn list(
+    client: &Client,
+    request: &ListEventsRequest,
+    limit: usize,
+) -> Result<Vec<AuditEvent>> {
     pages(limit, async |page_token| {
         let page_size = i32::try_from(limit.min(1000)).unwrap_or(1000);
         let request = ListEventsRequest { page_token, page_size, ..request.clone() };
@@ -104,8 +111,9 @@ fn print(events: &[AuditEvent], output: Output) -> Result<()> {
     })
 }
 
-/// Prints new events until interrupted, those from `request.start_time` on or from now on. Events of
-/// several writers may become visible out of order, so those that were printed lately are remembered.
+/// Prints new events until interrupted, those from `request.start_time` on or from now on. Events
+/// of several writers may become visible out of order, so those that were printed lately are
+/// remembered.
 async fn follow(client: &Client, mut request: ListEventsRequest, output: Output) -> Result<()> {
     request.oldest_first = true;
     let begin = OffsetDateTime::now_utc();
@@ -143,11 +151,15 @@ async fn verify(client: &Client, output: Output) -> Result<()> {
     while let Some(response) = responses.message().await? {
         last = response;
     }
-    let result = last.done.then_some(last).context("the server ended the check early; try again")?;
+    let result =
+        last.done.then_some(last).context("the server ended the check early; try again")?;
     let VerifyEventsResponse { writers, checkpoints, events, .. } = result;
     let mut text = format!("{events} events of {writers} processes, {checkpoints} checkpoints");
     for (count, meaning) in [
-        (result.unlisted_events, "in no checkpoint: of the last second, or of a process that was killed"),
+        (
+            result.unlisted_events,
+            "in no checkpoint: of the last second, or of a process that was killed",
+        ),
         (result.unsigned_events, "not signed: from before the installation had secrets.key_file"),
     ] {
         if count > 0 {

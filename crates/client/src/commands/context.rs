@@ -117,5 +117,7 @@ fn read_key(file: &Path) -> Result<String> {
 
 fn is_name(name: &str) -> bool {
     (1..=63).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
 }

@@ -1,10 +1,12 @@
-//! `codelia diff|apply|discard`: what a transactional run changed in its workspace, and what becomes of it.
+//! `codelia diff|apply|discard`: what a transactional run changed in its workspace, and what
+//! becomes of it.
 
 use anyhow::{Context, Result, bail};
 use codelia_proto::{
     json::to_json,
     v1::{
-        ApplyChangesRequest, Change, Changes, DiscardChangesRequest, FileKind, GetRunRequest, Run, RunState,
+        ApplyChangesRequest, Change, Changes, DiscardChangesRequest, FileKind, GetRunRequest, Run,
+        RunState,
     },
 };
 
@@ -19,13 +21,16 @@ use crate::{
 pub(crate) async fn diff(client: &Client, args: &args::Diff, output: Output) -> Result<()> {
     let name = resolve::run(client, &args.run).await?;
     let request = GetRunRequest { name, ..Default::default() };
-    let run = client.runs().get_run(request).await?.into_inner().run.context("the server sent no run")?;
+    let run =
+        client.runs().get_run(request).await?.into_inner().run.context("the server sent no run")?;
     let Some(changes) = &run.changes else {
         let id = &run.run_id;
         if run.state() != RunState::Ended {
             bail!("run {id} has not ended: its changes are listed when it has");
         }
-        bail!("run {id} has no list of changes: start it with `codelia run --transactional` or `--preview`");
+        bail!(
+            "run {id} has no list of changes: start it with `codelia run --transactional` or `--preview`"
+        );
     };
     print(changes, output)
 }

@@ -1,4 +1,5 @@
-//! `codelia workers drain --wait` and `undrain --wait`: wait until a worker is empty, or takes work again.
+//! `codelia workers drain --wait` and `undrain --wait`: wait until a worker is empty, or takes work
+//! again.
 
 use std::time::Duration;
 
@@ -14,9 +15,13 @@ use crate::{
 /// Between two looks at the worker.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Waits until a draining worker holds no session and executes no run, or is gone. Says on stderr how
-/// much is left.
-pub(crate) async fn wait_until_empty(client: &Client, worker: Worker, timeout: Duration) -> Result<Worker> {
+/// Waits until a draining worker holds no session and executes no run, or is gone. Says on stderr
+/// how much is left.
+pub(crate) async fn wait_until_empty(
+    client: &Client,
+    worker: Worker,
+    timeout: Duration,
+) -> Result<Worker> {
     let deadline = Instant::now() + timeout;
     let mut last = worker;
     let mut shown = None;
@@ -51,9 +56,13 @@ pub(crate) async fn wait_until_empty(client: &Client, worker: Worker, timeout: D
     }
 }
 
-/// Waits until a worker has sent a heartbeat since its drain was taken back. Its answer is how a worker
-/// learns of that.
-pub(crate) async fn wait_until_working(client: &Client, worker: Worker, timeout: Duration) -> Result<Worker> {
+/// Waits until a worker has sent a heartbeat since its drain was taken back. Its answer is how a
+/// worker learns of that.
+pub(crate) async fn wait_until_working(
+    client: &Client,
+    worker: Worker,
+    timeout: Duration,
+) -> Result<Worker> {
     let deadline = Instant::now() + timeout;
     let (id, before) = (worker.worker_id, worker.heartbeat_time);
     loop {

@@ -4,8 +4,8 @@ use anyhow::{Context, Result};
 use codelia_proto::{
     duration_to_proto,
     v1::{
-        Flag, FlagGuard, FlagRule, GetFlagRequest, IsolationLevel, ListFlagHistoryRequest, ListFlagsRequest,
-        RollbackFlagRequest, SandboxMode, SetFlagRequest,
+        Flag, FlagGuard, FlagRule, GetFlagRequest, IsolationLevel, ListFlagHistoryRequest,
+        ListFlagsRequest, RollbackFlagRequest, SandboxMode, SetFlagRequest,
     },
 };
 
@@ -44,7 +44,8 @@ fn flag_name(flag: &str) -> String {
 }
 
 fn set_request(args: SetFlag) -> SetFlagRequest {
-    let has_guard = args.max_refused.is_some() || args.max_failed.is_some() || args.max_setup_p95.is_some();
+    let has_guard =
+        args.max_refused.is_some() || args.max_failed.is_some() || args.max_setup_p95.is_some();
     let guard = has_guard.then(|| FlagGuard {
         max_refused_percent: args.max_refused,
         max_failed_percent: args.max_failed,
@@ -59,7 +60,12 @@ fn set_request(args: SetFlag) -> SetFlagRequest {
         floor: IsolationLevel::from(args.floor).into(),
         guard,
     };
-    SetFlagRequest { name: flag_name(&args.flag), rule: Some(rule), reason: args.reason, force: args.force }
+    SetFlagRequest {
+        name: flag_name(&args.flag),
+        rule: Some(rule),
+        reason: args.reason,
+        force: args.force,
+    }
 }
 
 async fn list(client: &Client, output: Output) -> Result<()> {
@@ -93,7 +99,8 @@ fn mode(flag: &Flag) -> String {
 /// Which sessions a rule is about.
 fn sessions(rule: &FlagRule) -> String {
     let tenant = Some(rule.tenant.clone()).filter(|tenant| !tenant.is_empty());
-    let mut labels: Vec<_> = rule.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let mut labels: Vec<_> =
+        rule.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
     labels.sort();
     let parts: Vec<_> = tenant.into_iter().chain(labels).collect();
     if parts.is_empty() { "all".to_owned() } else { parts.join(",") }
@@ -106,8 +113,10 @@ async fn history(client: &Client, flag: &str, limit: usize, output: Output) -> R
         Ok((page.flags, page.next_page_token))
     })
     .await?;
-    let header =
-        ["REVISION", "ACTION", "MODE", "SHARE", "SESSIONS", "RUNS", "FAILED", "CHANGED", "KEY", "REASON"];
+    let header = [
+        "REVISION", "ACTION", "MODE", "SHARE", "SESSIONS", "RUNS", "FAILED", "CHANGED", "KEY",
+        "REASON",
+    ];
     let key = ids::short(revisions.iter().map(|flag| flag.key_id.as_str()));
     output.print_list(&header, &revisions, |flag: &Flag| {
         let rule = flag.rule.clone().unwrap_or_default();

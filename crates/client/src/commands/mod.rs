@@ -54,7 +54,12 @@ pub async fn execute(settings: &Settings, command: Command, output: Output) -> R
 }
 
 /// Executes a command that calls the API.
-async fn call(client: &Client, settings: &Settings, command: Command, output: Output) -> Result<ExitCode> {
+async fn call(
+    client: &Client,
+    settings: &Settings,
+    command: Command,
+    output: Output,
+) -> Result<ExitCode> {
     match command {
         Command::Run(args) => return run::run(client, settings, &args, output).await,
         Command::Exec(args) => return run::run(client, settings, &(*args).into(), output).await,

@@ -175,8 +175,11 @@ mod tests {
         apply_network_flags(&mut policy, &args::NetworkArgs::default());
         assert_eq!(policy, Policy::default());
         policy.network.allowed_hosts = Some(vec!["a.example".to_owned()]);
-        let flags =
-            args::NetworkArgs { hosts: vec!["set:pypi".to_owned()], ports: vec![443], ..Default::default() };
+        let flags = args::NetworkArgs {
+            hosts: vec!["set:pypi".to_owned()],
+            ports: vec![443],
+            ..Default::default()
+        };
         assert_eq!(flags.requested_mode(), Some(codelia_types::NetworkMode::Proxy));
         apply_network_flags(&mut policy, &flags);
         let text = "network: {allowed_hosts: [a.example, 'set:pypi'], allowed_ports: [443]}";

@@ -1,4 +1,5 @@
-//! `codelia policy import|export|diff|history|rollback|delete|dry-run`: the stored policies of scopes.
+//! `codelia policy import|export|diff|history|rollback|delete|dry-run`: the stored policies of
+//! scopes.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -45,12 +46,17 @@ pub(super) async fn stored(client: &Client, command: args::Policy, output: Outpu
             policies.set_scope_policy(request).await?.into_inner().scope_policy
         }
         args::Policy::Rollback { of, version, reason } => {
-            let request = RollbackScopePolicyRequest { scope: scope(&of), name: of.name, version, reason };
+            let request =
+                RollbackScopePolicyRequest { scope: scope(&of), name: of.name, version, reason };
             policies.rollback_scope_policy(request).await?.into_inner().scope_policy
         }
         args::Policy::Delete { of, reason } => {
-            let request =
-                DeleteScopePolicyRequest { scope: scope(&of), name: of.name, reason, expected_version: None };
+            let request = DeleteScopePolicyRequest {
+                scope: scope(&of),
+                name: of.name,
+                reason,
+                expected_version: None,
+            };
             policies.delete_scope_policy(request).await?.into_inner().scope_policy
         }
         args::Policy::Export { of, version, format } => {
@@ -64,12 +70,18 @@ pub(super) async fn stored(client: &Client, command: args::Policy, output: Outpu
             return dry_run(client, of, &read(&file)?, since, limit, output).await;
         }
         // `policy.rs` has the others.
-        args::Policy::Check { .. } | args::Policy::Explain { .. } | args::Policy::Sets => return Ok(()),
+        args::Policy::Check { .. } | args::Policy::Explain { .. } | args::Policy::Sets => {
+            return Ok(());
+        }
     };
     let changed = changed.context(NO_POLICY)?;
     let what = if changed.deleted { "deleted as" } else { "is" };
-    let text =
-        format!("policy of {} {} {what} version {}", changed.scope().word(), changed.name, changed.version);
+    let text = format!(
+        "policy of {} {} {what} version {}",
+        changed.scope().word(),
+        changed.name,
+        changed.version
+    );
     output.print(&to_json(&changed)?, &text)
 }
 
@@ -102,7 +114,13 @@ async fn get(client: &Client, of: &ScopeArgs, version: i64) -> Result<ScopePolic
     client.policies().get_scope_policy(request).await?.into_inner().scope_policy.context(NO_POLICY)
 }
 
-async fn export(client: &Client, of: ScopeArgs, version: i64, format: Format, output: Output) -> Result<()> {
+async fn export(
+    client: &Client,
+    of: ScopeArgs,
+    version: i64,
+    format: Format,
+    output: Output,
+) -> Result<()> {
     let found = get(client, &of, version).await?;
     let policy = found
         .policy
@@ -122,17 +140,18 @@ async fn diff(
     let present = policy_from_proto(get(client, &of, 0).await?.policy)?;
     let (other, header) = match file {
         Some(file) => (read(file)?, ["FIELD", "PRESENT", "FILE"]),
-        None => {
-            (policy_from_proto(get(client, &of, version).await?.policy)?, ["FIELD", "PRESENT", "VERSION"])
-        }
+        None => (
+            policy_from_proto(get(client, &of, version).await?.policy)?,
+            ["FIELD", "PRESENT", "VERSION"],
+        ),
     };
     let changes = differences(&present, &other);
     if changes.is_empty() && !output.is_json() {
         return output.print(&Value::Null, "no difference");
     }
-    let json =
-        |(field, present, other): &Change| json!({ "field": field, "present": present, "other": other });
-    let text = |value: &Option<Value>| value.as_ref().map_or_else(|| "-".to_owned(), Value::to_string);
+    let json = |(field, present, other): &Change| json!({ "field": field, "present": present, "other": other });
+    let text =
+        |value: &Option<Value>| value.as_ref().map_or_else(|| "-".to_owned(), Value::to_string);
     output.print_whole_list(&header, &changes, json, |(field, present, other)| {
         vec![field.clone(), text(present), text(other)]
     })
@@ -151,7 +170,8 @@ fn differences(present: &Policy, other: &Policy) -> Vec<Change> {
     };
     let (present, other) = (fields(present), fields(other));
     let names: std::collections::BTreeSet<_> = present.keys().chain(other.keys()).collect();
-    let change = |name: &String| (name.clone(), present.get(name).cloned(), other.get(name).cloned());
+    let change =
+        |name: &String| (name.clone(), present.get(name).cloned(), other.get(name).cloned());
     names.into_iter().map(change).filter(|(_, present, other)| present != other).collect()
 }
 
@@ -168,15 +188,19 @@ async fn history(client: &Client, of: ScopeArgs, limit: usize, output: Output) -
     })
     .await?;
     let key = ids::short(versions.iter().map(|version| version.key_id.as_str()));
-    output.print_list(&["VERSION", "CHANGE", "SET", "KEY", "REASON"], &versions, |version: &ScopePolicy| {
-        vec![
-            version.version.to_string(),
-            if version.deleted { "deleted" } else { "set" }.to_owned(),
-            units::age(version.set_time.as_ref()),
-            key(&version.key_id),
-            version.reason.clone(),
-        ]
-    })
+    output.print_list(
+        &["VERSION", "CHANGE", "SET", "KEY", "REASON"],
+        &versions,
+        |version: &ScopePolicy| {
+            vec![
+                version.version.to_string(),
+                if version.deleted { "deleted" } else { "set" }.to_owned(),
+                units::age(version.set_time.as_ref()),
+                key(&version.key_id),
+                version.reason.clone(),
+            ]
+        },
+    )
 }
 
 async fn dry_run(
@@ -215,13 +239,14 @@ async fn dry_run(
     if affected.is_empty() {
         return output.print(&json, &summary);
     }
-    let rows = by_field(&affected)
-        .into_iter()
-        .map(|(field, [refused, changed])| vec![field.to_owned(), refused.to_string(), changed.to_string()]);
+    let rows = by_field(&affected).into_iter().map(|(field, [refused, changed])| {
+        vec![field.to_owned(), refused.to_string(), changed.to_string()]
+    });
     let fields = table(&["FIELD", "REFUSED", "CHANGED"], rows);
     let runs = affected.iter().map(|result| {
         let run = result.run.rsplit('/').next().unwrap_or_default().to_owned();
-        let why = if result.message.is_empty() { String::new() } else { format!(": {}", result.message) };
+        let why =
+            if result.message.is_empty() { String::new() } else { format!(": {}", result.message) };
         vec![
             run,
             units::age(result.create_time.as_ref()),
@@ -253,11 +278,15 @@ mod tests {
     fn difference_names_fields_of_either() {
         let parse = |text: &str| Policy::parse(text, Format::Yaml).unwrap();
         let present = parse("process: {allow_fork: false, max_processes: 3}");
-        let other = parse("process: {allow_fork: true, max_processes: 3}\ndelegate: [process.debug]");
+        let other =
+            parse("process: {allow_fork: true, max_processes: 3}\ndelegate: [process.debug]");
         let changes = differences(&present, &other);
         let names: Vec<_> = changes.iter().map(|(field, _, _)| field.as_str()).collect();
         assert_eq!(names, ["delegate", "process.allow_fork"]);
-        assert_eq!(changes[1], ("process.allow_fork".into(), Some(json!(false)), Some(json!(true))));
+        assert_eq!(
+            changes[1],
+            ("process.allow_fork".into(), Some(json!(false)), Some(json!(true)))
+        );
         assert!(differences(&present, &present).is_empty());
     }
 }

@@ -12,8 +12,8 @@ use anyhow::{Context, Result};
 use codelia_proto::{
     duration_to_proto,
     v1::{
-        CloseSessionRequest, CommandSpec, CreateSessionRequest, GetRunRequest, Limits, NetworkMode, RunState,
-        SandboxMode, StartRunRequest, TransactionMode, WatchRunRequest, exec_request,
+        CloseSessionRequest, CommandSpec, CreateSessionRequest, GetRunRequest, Limits, NetworkMode,
+        RunState, SandboxMode, StartRunRequest, TransactionMode, WatchRunRequest, exec_request,
     },
 };
 use tokio_util::sync::CancellationToken;
@@ -69,7 +69,8 @@ pub(crate) async fn run(
     let signals = Signals::catch()?;
     let give_up = CancellationToken::new();
     let request = in_session(client, args, request).await?;
-    let input = Input { stdin, keys: options.tty.then(|| detach_keys(settings, &options.terminal)) };
+    let input =
+        Input { stdin, keys: options.tty.then(|| detach_keys(settings, &options.terminal)) };
     let mut streams = Streams::open(output)?;
     let progress = OnceLock::new();
     let execute = async {
@@ -82,8 +83,8 @@ pub(crate) async fn run(
         followed = execute => followed,
         () = give_up.cancelled() => Err(Interrupted.into()),
     };
-    // A run that continues needs its session. One that was not recorded has none that is known: the server
-    // closes the session of a refused run, and any other ends when it is idle.
+    // A run that continues needs its session. One that was not recorded has none that is known: the
+    // server closes the session of a refused run, and any other ends when it is idle.
     if !matches!(followed, Ok(Followed::Detached(_)))
         && args.session.is_none()
         && let Some(session) = progress.get().and_then(|progress| progress.session())
@@ -102,7 +103,9 @@ pub(crate) async fn attach(
 ) -> Result<ExitCode> {
     let name = match resolve::run_or_session(client, &args.target).await? {
         RunOrSession::Run(name) => name,
-        RunOrSession::Session(name) => return open_shell(client, settings, args, name, output).await,
+        RunOrSession::Session(name) => {
+            return open_shell(client, settings, args, name, output).await;
+        }
     };
     let mut signals = Signals::catch()?;
     let stdin = args.interactive || args.tty;
@@ -133,7 +136,8 @@ async fn open_shell(
 ) -> Result<ExitCode> {
     let terminal = args::TerminalArgs { detach_keys: args.terminal.detach_keys.clone() };
     let tty = args.tty || (io::stdin().is_terminal() && io::stdout().is_terminal());
-    let options = args::RunOptions { interactive: true, tty, terminal, ..args::RunOptions::default() };
+    let options =
+        args::RunOptions { interactive: true, tty, terminal, ..args::RunOptions::default() };
     let command = ["sh", "-c", SHELL].map(str::to_owned).into();
     run(
         client,
@@ -181,17 +185,22 @@ async fn follow(
 /// Refuses input for a run that cannot receive it.
 async fn check_input(client: &Client, args: &args::Attach, name: &str) -> Result<()> {
     let request = GetRunRequest { name: name.to_owned(), ..Default::default() };
-    let run = client.runs().get_run(request).await?.into_inner().run.context("the server sent no run")?;
+    let run =
+        client.runs().get_run(request).await?.into_inner().run.context("the server sent no run")?;
     let command = run.command.clone().unwrap_or_default();
     let id = &run.run_id;
     if run.state() == RunState::Ended {
         return Ok(());
     }
     if args.tty && command.terminal.is_none() {
-        anyhow::bail!("run {id} has no terminal: attach without -t, or start it with `codelia run -dt`");
+        anyhow::bail!(
+            "run {id} has no terminal: attach without -t, or start it with `codelia run -dt`"
+        );
     }
     if !command.stdin {
-        anyhow::bail!("run {id} has no stdin: attach without -i, or start it with `codelia run -di`");
+        anyhow::bail!(
+            "run {id} has no stdin: attach without -i, or start it with `codelia run -di`"
+        );
     }
     Ok(())
 }
@@ -199,7 +208,8 @@ async fn check_input(client: &Client, args: &args::Attach, name: &str) -> Result
 async fn start_detached(client: &Client, args: &args::Run, output: Output) -> Result<ExitCode> {
     let options = &args.options;
     if stdin_has_data().context("cannot check stdin")? {
-        let how = if options.interactive || options.tty { "with" } else { "start with -di, then use" };
+        let how =
+            if options.interactive || options.tty { "with" } else { "start with -di, then use" };
         output::write_message(&format!(
             "codelia: warning: a detached run does not read stdin; {how} `codelia attach -i`, or redirect </dev/null"
         ));
@@ -213,7 +223,11 @@ async fn start_detached(client: &Client, args: &args::Run, output: Output) -> Re
 }
 
 /// The request with the session to run in. If none was given, the server creates one for the run.
-async fn in_session(client: &Client, args: &args::Run, request: StartRunRequest) -> Result<StartRunRequest> {
+async fn in_session(
+    client: &Client,
+    args: &args::Run,
+    request: StartRunRequest,
+) -> Result<StartRunRequest> {
     if let Some(session) = &args.session {
         return Ok(StartRunRequest { parent: resolve::session(client, session).await?, ..request });
     }
@@ -242,11 +256,14 @@ async fn close_temporary_session(client: &Client, session: &str) {
     let request = CloseSessionRequest { name: session.to_owned() };
     if let Err(error) = client.sessions().close_session(request).await {
         let problem = error.message();
-        output::write_message(&format!("codelia: cannot close {session}, it will expire: {problem}"));
+        output::write_message(&format!(
+            "codelia: cannot close {session}, it will expire: {problem}"
+        ));
     }
 }
 
-/// The request for a run, without its session: what is wrong with it is reported before one is created.
+/// The request for a run, without its session: what is wrong with it is reported before one is
+/// created.
 fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
     let sandbox = &args.options.sandbox;
     if args.options.hold && args.session.is_none() {
@@ -347,7 +364,9 @@ pub(crate) fn network(args: &args::SandboxArgs) -> i32 {
 /// How to return to a run, and how to end it.
 fn still_running(name: &str, tty: bool) -> String {
     let (id, tty) = (ids::last_segment(name), if tty { "-t " } else { "" });
-    format!("still running; reattach with `codelia attach {tty}{id}`, stop with `codelia kill {id}`")
+    format!(
+        "still running; reattach with `codelia attach {tty}{id}`, stop with `codelia kill {id}`"
+    )
 }
 
 /// Prints how the run ended and returns its exit code.
@@ -358,7 +377,9 @@ fn finish(followed: Result<Followed>, mut streams: Streams, output: Output) -> R
             streams.write_message(&format!("codelia: detached, {}", still_running(&name, true)))?;
             return Ok(ExitCode::SUCCESS);
         }
-        Err(error) if error.is::<Interrupted>() => return Ok(ExitCode::from(exit_status::CANCELED)),
+        Err(error) if error.is::<Interrupted>() => {
+            return Ok(ExitCode::from(exit_status::CANCELED));
+        }
         Err(error) => return Err(error),
     };
     let mut code = exit_status::exit_code(&run.outcome.clone().unwrap_or_default());
@@ -387,9 +408,12 @@ mod tests {
 
     #[test]
     fn working_directory_may_start_at_the_workspace() {
-        for (given, sent) in
-            [("src", "src"), ("/workspace", ""), ("/workspace/src", "src"), ("/workspaces", "/workspaces")]
-        {
+        for (given, sent) in [
+            ("src", "src"),
+            ("/workspace", ""),
+            ("/workspace/src", "src"),
+            ("/workspaces", "/workspaces"),
+        ] {
             assert_eq!(working_directory(given), sent, "{given}");
         }
     }

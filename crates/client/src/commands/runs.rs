@@ -7,8 +7,9 @@ use codelia_proto::{
     duration_to_proto,
     json::to_json,
     v1::{
-        CancelRunRequest, CancelTenantRunRequest, CloseSessionRequest, GetRunRequest, GetRunResponse,
-        ListRunsRequest, ListTenantRunsRequest, LiveUsage, Run, RunState, SignalRunRequest, TenantRun,
+        CancelRunRequest, CancelTenantRunRequest, CloseSessionRequest, GetRunRequest,
+        GetRunResponse, ListRunsRequest, ListTenantRunsRequest, LiveUsage, Run, RunState,
+        SignalRunRequest, TenantRun,
     },
 };
 use serde_json::Value;
@@ -73,7 +74,8 @@ async fn print_usage(client: &Client, runs: &[Run], output: Output) -> Result<()
         let [cpu, memory, processes, written] = usage_cells(row.live_usage.as_ref());
         vec![short(&run.run_id), status(&run), cpu, memory, processes, written, command(&run)]
     })?;
-    for row in rows.iter().filter(|row| row.run.as_ref().map(Run::state) == Some(RunState::Running)) {
+    for row in rows.iter().filter(|row| row.run.as_ref().map(Run::state) == Some(RunState::Running))
+    {
         if !row.live_usage_unavailable.is_empty() && !output.is_json() {
             let id = short(&run_of(row).run_id);
             write_message(&format!("codelia: {id}: {}", row.live_usage_unavailable));
@@ -87,7 +89,8 @@ async fn usage(client: &Client, run: &Run) -> Result<GetRunResponse> {
     if run.state() != RunState::Running {
         return Ok(GetRunResponse { run: Some(run.clone()), ..Default::default() });
     }
-    let request = GetRunRequest { name: run.name.clone(), include_usage: true, ..Default::default() };
+    let request =
+        GetRunRequest { name: run.name.clone(), include_usage: true, ..Default::default() };
     Ok(client.runs().get_run(request).await?.into_inner())
 }
 
@@ -95,7 +98,8 @@ async fn usage(client: &Client, run: &Run) -> Result<GetRunResponse> {
 fn usage_cells(usage: Option<&LiveUsage>) -> [String; 4] {
     let Some(usage) = usage else { return Default::default() };
     let size = |bytes: i64| units::bytes(bytes.unsigned_abs());
-    let cpu = units::millis(usage.cpu_time.as_ref()).map(|millis| format!("{:.1}s", millis / 1000.0));
+    let cpu =
+        units::millis(usage.cpu_time.as_ref()).map(|millis| format!("{:.1}s", millis / 1000.0));
     let held = |all: i64| size(all.saturating_sub(usage.page_cache_bytes()));
     let processes = usage.processes.map(|count| count.to_string());
     [
@@ -107,7 +111,12 @@ fn usage_cells(usage: Option<&LiveUsage>) -> [String; 4] {
 }
 
 /// Lists the processes of a run, or of the running runs of a session.
-async fn print_processes(client: &Client, args: &args::Ps, target: &str, output: Output) -> Result<()> {
+async fn print_processes(
+    client: &Client,
+    args: &args::Ps,
+    target: &str,
+    output: Output,
+) -> Result<()> {
     let runs = match resolve::run_or_session(client, target).await? {
         RunOrSession::Run(name) => vec![name],
         RunOrSession::Session(name) => {
@@ -198,13 +207,17 @@ async fn kill_one(client: &Client, target: &str, args: &args::Kill) -> Result<(V
                 let request = CancelRunRequest { name, reason: args.reason.clone(), grace };
                 client.runs().cancel_run(request).await?.into_inner().run
             }
-            (RunOrSession::Session(name), None) if args.reason.is_empty() && args.grace.is_none() => {
+            (RunOrSession::Session(name), None)
+                if args.reason.is_empty() && args.grace.is_none() =>
+            {
                 let closed = client.sessions().close_session(CloseSessionRequest { name }).await?;
                 let session = closed.into_inner().session.context("the server sent no session")?;
                 return Ok((to_json(&session)?, session.session_id));
             }
             (RunOrSession::Session(_), _) => {
-                bail!("--signal, --reason and --grace are for runs (`codelia ps -s {target}` lists them)")
+                bail!(
+                    "--signal, --reason and --grace are for runs (`codelia ps -s {target}` lists them)"
+                )
             }
         },
     };
@@ -232,7 +245,12 @@ async fn list(client: &Client, args: &args::Ps, state: RunState) -> Result<Vec<R
     list_in(client, args, parent, state).await
 }
 
-async fn list_in(client: &Client, args: &args::Ps, parent: String, state: RunState) -> Result<Vec<Run>> {
+async fn list_in(
+    client: &Client,
+    args: &args::Ps,
+    parent: String,
+    state: RunState,
+) -> Result<Vec<Run>> {
     let listed = pages(args.limit, async |page_token| {
         let request = ListRunsRequest {
             parent: parent.clone(),
@@ -250,7 +268,9 @@ async fn list_in(client: &Client, args: &args::Ps, parent: String, state: RunSta
 /// The state of a run that has not ended, or its outcome.
 fn status(run: &Run) -> String {
     match &run.outcome {
-        Some(outcome) => format!("{} ({})", exit_status::name(outcome), exit_status::exit_code(outcome)),
+        Some(outcome) => {
+            format!("{} ({})", exit_status::name(outcome), exit_status::exit_code(outcome))
+        }
         None if !run.waiting_for_approval.is_empty() => "needs approval".to_owned(),
         None => run.state().word(),
     }

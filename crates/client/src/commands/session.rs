@@ -8,8 +8,8 @@ use codelia_proto::{
     json::to_json,
     v1::{
         CloseSessionRequest, CreateSessionRequest, ExtendSessionRequest, GetSessionRequest,
-        ListSessionsRequest, NetworkPolicy, ReleaseSessionRequest, Session, SessionDisk, SessionState,
-        TextList, UpdateSessionRequest,
+        ListSessionsRequest, NetworkPolicy, ReleaseSessionRequest, Session, SessionDisk,
+        SessionState, TextList, UpdateSessionRequest,
     },
 };
 
@@ -27,7 +27,11 @@ use crate::{
 const NO_SESSION: &str = "the server sent no session";
 
 /// Executes `codelia session`.
-pub(crate) async fn session(client: &Client, command: args::Session, output: Output) -> Result<ExitCode> {
+pub(crate) async fn session(
+    client: &Client,
+    command: args::Session,
+    output: Output,
+) -> Result<ExitCode> {
     match command {
         args::Session::Create(args) => create(client, &args, output).await?,
         args::Session::List { all, labels, limit } => {
@@ -85,7 +89,8 @@ async fn update(client: &Client, args: &args::UpdateSession, output: Output) -> 
         ("idle_ttl", change.idle_ttl.is_some() || change.no_idle_ttl),
         ("network", !change.allow_hosts.is_empty() || change.no_hosts),
     ];
-    let paths = paths.into_iter().filter(|(_, given)| *given).map(|(path, _)| path.to_owned()).collect();
+    let paths =
+        paths.into_iter().filter(|(_, given)| *given).map(|(path, _)| path.to_owned()).collect();
     let request = UpdateSessionRequest {
         name: resolve::session(client, &args.session).await?,
         update_mask: Some(prost_types::FieldMask { paths }),
@@ -108,7 +113,12 @@ fn network(change: &args::SessionChange) -> Option<NetworkPolicy> {
     Some(NetworkPolicy { allowed_hosts, ..NetworkPolicy::default() })
 }
 
-async fn list(client: &Client, filter: &ListSessionsRequest, limit: usize, output: Output) -> Result<()> {
+async fn list(
+    client: &Client,
+    filter: &ListSessionsRequest,
+    limit: usize,
+    output: Output,
+) -> Result<()> {
     let sessions = pages(limit, async |page_token| {
         let request = ListSessionsRequest { page_token, ..filter.clone() };
         let page = client.sessions().list_sessions(request).await?.into_inner();

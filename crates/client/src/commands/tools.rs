@@ -5,8 +5,9 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use codelia_policy::{Format, ToolDocument};
 use codelia_proto::v1::{
-    self, ApproveToolLevelRequest, DeleteToolRequest, GetToolRequest, IsolationLevel, ListToolsRequest,
-    QuarantineToolRequest, RegisterToolRequest, ReleaseToolRequest, Tool, ToolDeclaration,
+    self, ApproveToolLevelRequest, DeleteToolRequest, GetToolRequest, IsolationLevel,
+    ListToolsRequest, QuarantineToolRequest, RegisterToolRequest, ReleaseToolRequest, Tool,
+    ToolDeclaration,
 };
 
 use crate::{
@@ -26,7 +27,8 @@ pub(crate) async fn tools(client: &Client, command: args::Tools, output: Output)
             return output.print(&serde_json::json!({ "toolId": name.tool }), "");
         }
         args::Tools::Register { file, expect } => {
-            let request = RegisterToolRequest { expected_version: expect, ..register_request(&file)? };
+            let request =
+                RegisterToolRequest { expected_version: expect, ..register_request(&file)? };
             tools.register_tool(request).await?.into_inner().tool
         }
         args::Tools::Show(name) => {
@@ -61,7 +63,8 @@ fn resource(name: &ToolName) -> String {
 fn register_request(file: &Path) -> Result<RegisterToolRequest> {
     let name = || file.display().to_string();
     let format = Format::of(file).with_context(name)?;
-    let document = ToolDocument::parse(&policy_file::read_text(file)?, format).with_context(name)?;
+    let document =
+        ToolDocument::parse(&policy_file::read_text(file)?, format).with_context(name)?;
     let name = format!("tools/{}", document.name);
     let declaration = document.into_declaration();
     let declaration = ToolDeclaration {

@@ -15,9 +15,13 @@ const PAGE_SIZE: i32 = 100;
 pub(crate) async fn trace(client: &Client, args: &args::Trace, output: Output) -> Result<()> {
     let name = resolve::run(client, &args.run).await?;
     let request = GetRunRequest { name, ..Default::default() };
-    let run = client.runs().get_run(request).await?.into_inner().run.context("the server sent no run")?;
+    let run =
+        client.runs().get_run(request).await?.into_inner().run.context("the server sent no run")?;
     let Some(event) = find(client, &run.session_id, &run.run_id).await? else {
-        bail!("run {} has no trace: it gave no sign of an attempt to leave its sandbox", run.run_id);
+        bail!(
+            "run {} has no trace: it gave no sign of an attempt to leave its sandbox",
+            run.run_id
+        );
     };
     output.print(&to_json(&event)?, &text(&event)?)
 }
@@ -44,7 +48,8 @@ async fn find(client: &Client, session: &str, run: &str) -> Result<Option<AuditE
 
 /// A section for each part of the trace. Parts that are empty or unknown are left out.
 fn text(event: &AuditEvent) -> Result<String> {
-    let detail: Value = serde_json::from_str(&event.detail).context("the event has no readable detail")?;
+    let detail: Value =
+        serde_json::from_str(&event.detail).context("the event has no readable detail")?;
     let trace = &detail["trace"];
     let mut lines = vec![
         format!("when        {}", units::timestamp(event.create_time.as_ref()).unwrap_or_default()),
@@ -64,7 +69,12 @@ fn text(event: &AuditEvent) -> Result<String> {
         }
     };
     let sign = |sign: &Value| {
-        format!("{} {}: {}", words(&sign["severity"]), words(&sign["type"]), words(&sign["description"]))
+        format!(
+            "{} {}: {}",
+            words(&sign["severity"]),
+            words(&sign["type"]),
+            words(&sign["description"])
+        )
     };
     section("signs", items(&detail["indicators"]).map(sign).collect());
     let call = |call: &Value| {
@@ -78,7 +88,8 @@ fn text(event: &AuditEvent) -> Result<String> {
     };
     section("calls", items(&trace["calls"]).map(|it| call(it).trim_end().to_owned()).collect());
     let process = |process: &Value| {
-        let [pid, parent, program] = ["pid", "parent_pid", "program"].map(|field| words(&process[field]));
+        let [pid, parent, program] =
+            ["pid", "parent_pid", "program"].map(|field| words(&process[field]));
         format!("{pid:>6} {parent:>6} {program}")
     };
     section("processes (id, parent, program)", items(&trace["processes"]).map(process).collect());
@@ -101,7 +112,8 @@ fn words(value: &Value) -> String {
 }
 
 fn responses(response: &Value) -> String {
-    let done = response.as_object().into_iter().flatten().filter(|(_, done)| **done == Value::Bool(true));
+    let done =
+        response.as_object().into_iter().flatten().filter(|(_, done)| **done == Value::Bool(true));
     let names: Vec<_> = done.map(|(name, _)| name.as_str()).collect();
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }

@@ -32,7 +32,11 @@ pub(crate) async fn volume(client: &Client, command: args::Volumes, output: Outp
             volumes.create_volume(request).await?.into_inner().volume
         }
         args::Volumes::Show { volume } => {
-            volumes.get_volume(GetVolumeRequest { name: resource(&volume) }).await?.into_inner().volume
+            volumes
+                .get_volume(GetVolumeRequest { name: resource(&volume) })
+                .await?
+                .into_inner()
+                .volume
         }
     };
     output.print_message(&volume.context("the server sent no volume")?)

@@ -45,7 +45,11 @@ pub type LoadSettings<'a> = &'a dyn Fn(&[Flag]) -> Result<Settings>;
 ///
 /// # Errors
 /// Stdout cannot be written.
-pub async fn print_candidates(words: &[String], program: Command, load: LoadSettings<'_>) -> Result<()> {
+pub async fn print_candidates(
+    words: &[String],
+    program: Command,
+    load: LoadSettings<'_>,
+) -> Result<()> {
     let candidates =
         tokio::time::timeout(DEADLINE, candidates(words, program, load)).await.unwrap_or_default();
     if candidates.is_empty() { Ok(()) } else { output::write_line(&candidates.join("\n")) }
@@ -59,8 +63,10 @@ async fn candidates(words: &[String], mut root: Command, load: LoadSettings<'_>)
         (Some(flag), _) => line.values(flag, current).await,
         (None, _) if current.starts_with('-') && !line.ended => flags(line.command),
         (None, argument) => {
-            let subcommands = line.command.get_subcommands().filter(|command| !command.is_hide_set());
-            let mut found: Vec<String> = subcommands.map(|command| command.get_name().to_owned()).collect();
+            let subcommands =
+                line.command.get_subcommands().filter(|command| !command.is_hide_set());
+            let mut found: Vec<String> =
+                subcommands.map(|command| command.get_name().to_owned()).collect();
             if let Some(argument) = argument {
                 found.extend(line.values(argument, current).await);
             }
@@ -98,8 +104,14 @@ struct Line<'a> {
 
 impl<'a> Line<'a> {
     fn read(root: &'a Command, words: &[String], load: LoadSettings<'a>) -> Self {
-        let mut line =
-            Self { command: root, pending: None, positionals: 0, ended: false, server: Vec::new(), load };
+        let mut line = Self {
+            command: root,
+            pending: None,
+            positionals: 0,
+            ended: false,
+            server: Vec::new(),
+            load,
+        };
         for word in words {
             line.push(word);
         }
@@ -168,7 +180,8 @@ impl<'a> Line<'a> {
 /// The argument that the next positional word belongs to.
 fn positional(command: &Command, position: usize) -> Option<&Arg> {
     let all: Vec<&Arg> = command.get_positionals().collect();
-    let takes_more = |argument: &Arg| argument.get_num_args().is_some_and(|range| range.max_values() > 1);
+    let takes_more =
+        |argument: &Arg| argument.get_num_args().is_some_and(|range| range.max_values() > 1);
     // In `cp` the argument that takes several values is not the last one.
     all.get(position).or_else(|| all.iter().rev().find(|argument| takes_more(argument))).copied()
 }
@@ -212,7 +225,10 @@ mod tests {
         assert_eq!(complete("approvals allow --for ten").await, ["tenant"]);
         assert_eq!(complete("run --time").await, ["--timeout"]);
         assert_eq!(complete("keys create --scope op").await, ["operator"]);
-        assert!(complete("run --timeout 5s -- --js").await.is_empty(), "after -- there are no flags");
+        assert!(
+            complete("run --timeout 5s -- --js").await.is_empty(),
+            "after -- there are no flags"
+        );
     }
 
     #[tokio::test]

@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 use codelia_proto::v1::{
-    ApprovalFilter, FileKind, ListApprovalsRequest, ListFilesRequest, ListFlagsRequest, ListKeysRequest,
-    ListProfilesRequest, ListRunsRequest, ListSessionsRequest, ListTenantsRequest, ListToolsRequest,
-    ListVolumesRequest, ListWorkersRequest, SessionState,
+    ApprovalFilter, FileKind, ListApprovalsRequest, ListFilesRequest, ListFlagsRequest,
+    ListKeysRequest, ListProfilesRequest, ListRunsRequest, ListSessionsRequest, ListTenantsRequest,
+    ListToolsRequest, ListVolumesRequest, ListWorkersRequest, SessionState,
 };
 
 use crate::{
@@ -52,12 +52,16 @@ pub(super) async fn find(
         Source::RunsAndSessions => Ok([sessions(&client).await?, runs(&client).await?].concat()),
         Source::Files => match current.split_once(':') {
             Some((session, path)) => files(&client, session, path).await,
-            None => Ok(sessions(&client).await?.into_iter().map(|name| format!("{name}:")).collect()),
+            None => {
+                Ok(sessions(&client).await?.into_iter().map(|name| format!("{name}:")).collect())
+            }
         },
         Source::Approvals => {
             let (parent, filter) = ("sessions/-".to_owned(), ApprovalFilter::All.into());
-            let request = ListApprovalsRequest { parent, filter, page_size: PAGE_SIZE, ..Default::default() };
-            let approvals = client.approvals().list_approvals(request).await?.into_inner().approvals;
+            let request =
+                ListApprovalsRequest { parent, filter, page_size: PAGE_SIZE, ..Default::default() };
+            let approvals =
+                client.approvals().list_approvals(request).await?.into_inner().approvals;
             Ok(approvals.into_iter().map(|approval| approval.approval_id).collect())
         }
         Source::Tenants => {
@@ -88,8 +92,12 @@ pub(super) async fn find(
             Ok(tools.into_iter().map(|tool| tool.tool_id).collect())
         }
         Source::Profiles => {
-            let profiles =
-                client.policies().list_profiles(ListProfilesRequest {}).await?.into_inner().profiles;
+            let profiles = client
+                .policies()
+                .list_profiles(ListProfilesRequest {})
+                .await?
+                .into_inner()
+                .profiles;
             Ok(profiles.into_iter().map(|profile| profile.name).collect())
         }
         Source::Volumes => {

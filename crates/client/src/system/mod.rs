@@ -14,5 +14,8 @@ pub(crate) use self::unix::*;
 /// The error for what this system does not have.
 #[cfg(not(unix))]
 pub(crate) fn unsupported(what: &str) -> std::io::Error {
-    std::io::Error::new(std::io::ErrorKind::Unsupported, format!("{what}: not supported on this system"))
+    std::io::Error::new(
+        std::io::ErrorKind::Unsupported,
+        format!("{what}: not supported on this system"),
+    )
 }

@@ -53,10 +53,14 @@ fn host_header_must_name_the_target() {
             let response = send_raw(sandbox.proxy, request.as_bytes()).await;
             assert!(matches!(status(&response).0, 400 | 403), "{header}: {response}");
             let response =
-                send_raw(sandbox.proxy, b"CONNECT a.test:80 HTTP/1.1\r\nHost: b.test\r\n\r\n").await;
+                send_raw(sandbox.proxy, b"CONNECT a.test:80 HTTP/1.1\r\nHost: b.test\r\n\r\n")
+                    .await;
             assert_eq!(status(&response), (403, "host_mismatch".to_owned()), "{response}");
             for mut stream in tunnels(&sandbox, "a.test", 80).await {
-                stream.write_all(format!("GET / HTTP/1.1\r\n{header}\r\n\r\n").as_bytes()).await.unwrap();
+                stream
+                    .write_all(format!("GET / HTTP/1.1\r\n{header}\r\n\r\n").as_bytes())
+                    .await
+                    .unwrap();
                 assert_eq!(read_text(&mut stream).await, "", "{header}");
             }
         }
@@ -80,14 +84,18 @@ fn keep_alive_cannot_carry_a_second_host() {
         let response = send_raw(sandbox.proxy, two.as_bytes()).await;
         assert!(response.contains("/1") && !response.contains("/2"), "{response}");
         for mut stream in tunnels(&sandbox, "a.test", 80).await {
-            let two = b"GET /1 HTTP/1.1\r\nHost: a.test\r\n\r\nGET /2 HTTP/1.1\r\nHost: b.test\r\n\r\n";
+            let two =
+                b"GET /1 HTTP/1.1\r\nHost: a.test\r\n\r\nGET /2 HTTP/1.1\r\nHost: b.test\r\n\r\n";
             stream.write_all(two).await.unwrap();
             let response = read_text(&mut stream).await;
             assert!(response.contains("/1") && !response.contains("/2"), "{response}");
         }
         let direct = "GET /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\nconnection: close\r\n\r\n";
         let direct = send_raw(server.address, direct.as_bytes()).await;
-        assert!(direct.contains("/1") && direct.contains("/2"), "the control: the server takes both");
+        assert!(
+            direct.contains("/1") && direct.contains("/2"),
+            "the control: the server takes both"
+        );
     });
 }
 
@@ -134,15 +142,17 @@ async fn serve_websocket(mut stream: TcpStream) {
         let request = String::from_utf8_lossy(&head).to_ascii_lowercase();
         let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
         if path == "/ws" && request.contains("\r\nupgrade: websocket\r\n") {
-            let answer =
-                "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+            let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
             stream.write_all(answer.as_bytes()).await.unwrap();
             let (mut from, mut to) = stream.split();
             let _ = tokio::io::copy(&mut from, &mut to).await;
             return;
         }
         let body = format!("no websocket at {path}");
-        let answer = format!("HTTP/1.1 426 Upgrade Required\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let answer = format!(
+            "HTTP/1.1 426 Upgrade Required\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
         let sent = stream.write_all(answer.as_bytes()).await;
         if sent.is_err() || request.contains("connection: close") {
             return;
@@ -185,7 +195,10 @@ fn websocket_is_relayed_after_the_destination_agreed() {
             stream.write_all(b"\x81\x00GET / HTTP/1.1\r\nHost: b.test\r\n\r\n").await.unwrap();
             stream.shutdown().await.unwrap();
             let rest = read_text(&mut stream).await;
-            assert!(rest.ends_with("GET / HTTP/1.1\r\nHost: b.test\r\n\r\n"), "frames, not requests: {rest}");
+            assert!(
+                rest.ends_with("GET / HTTP/1.1\r\nHost: b.test\r\n\r\n"),
+                "frames, not requests: {rest}"
+            );
             assert!(rig.allowed().await.sent > 40, "bytes after the upgrade count");
         }
         for (mut stream, uri) in ways(&sandbox, "/ws").await {
@@ -206,7 +219,10 @@ fn refused_websocket_carries_no_second_request() {
             let both = websocket_request(&uri, "a.test") + second;
             stream.write_all(both.as_bytes()).await.unwrap();
             let answer = read_text(&mut stream).await;
-            assert!(answer.contains("no websocket at /plain") && !answer.contains("/second"), "{answer}");
+            assert!(
+                answer.contains("no websocket at /plain") && !answer.contains("/second"),
+                "{answer}"
+            );
         }
         // The control: the server itself takes both.
         let mut direct = TcpStream::connect(server.address).await.unwrap();
@@ -255,7 +271,10 @@ fn tls_name_must_be_the_target() {
         for stream in tunnels(&sandbox, "a.test", 443).await {
             let name = ServerName::try_from("a.test").unwrap();
             let mut stream = connector.connect(name, stream).await.unwrap();
-            stream.write_all(b"GET / HTTP/1.1\r\nHost: a.test\r\nconnection: close\r\n\r\n").await.unwrap();
+            stream
+                .write_all(b"GET / HTTP/1.1\r\nHost: a.test\r\nconnection: close\r\n\r\n")
+                .await
+                .unwrap();
             let mut text = Vec::new();
             let _ = stream.read_to_end(&mut text).await;
             assert!(String::from_utf8_lossy(&text).contains("reached"), "the control");
@@ -287,12 +306,21 @@ fn tls_name_must_be_the_target() {
 
 /// A ClientHello with this visible name and the extension of Encrypted ClientHello.
 fn hello_with_ech(name: &str) -> Vec<u8> {
-    let vector = |bytes: &[u8]| [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat();
-    let extension = |kind: u16, content: &[u8]| [&kind.to_be_bytes()[..], &vector(content)].concat();
+    let vector =
+        |bytes: &[u8]| [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat();
+    let extension =
+        |kind: u16, content: &[u8]| [&kind.to_be_bytes()[..], &vector(content)].concat();
     let server_name = vector(&[&[0][..], &vector(name.as_bytes())].concat());
     let extensions = [extension(0, &server_name), extension(0xfe0d, &[0; 64])].concat();
-    let hello = [&[3, 3][..], &[7; 32], &[0], &vector(&[0x13, 1, 0xc0, 0x2b]), &[1, 0], &vector(&extensions)]
-        .concat();
+    let hello = [
+        &[3, 3][..],
+        &[7; 32],
+        &[0],
+        &vector(&[0x13, 1, 0xc0, 0x2b]),
+        &[1, 0],
+        &vector(&extensions),
+    ]
+    .concat();
     let length = u32::try_from(hello.len()).unwrap().to_be_bytes();
     let message = [&[1][..], &length[1..], &hello].concat();
     [&[22, 3, 1][..], &vector(&message)].concat()
@@ -306,8 +334,10 @@ fn each_redirect_is_a_new_decision() {
             let mut buffer = [0; 1024];
             let count = stream.read(&mut buffer).await.unwrap();
             let request = String::from_utf8_lossy(&buffer[..count]).into_owned();
-            let to = if request.contains("a.test") { "http://b.test/" } else { "http://evil.test/" };
-            let answer = format!("HTTP/1.1 302 Found\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n");
+            let to =
+                if request.contains("a.test") { "http://b.test/" } else { "http://evil.test/" };
+            let answer =
+                format!("HTTP/1.1 302 Found\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n");
             stream.write_all(answer.as_bytes()).await.unwrap();
         };
         let server = Server::start("93.184.216.34:80", redirect).await;

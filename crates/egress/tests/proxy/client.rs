@@ -87,7 +87,11 @@ pub(crate) async fn socks_request(proxy: SocketAddr, request: &[u8]) -> Result<T
 }
 
 /// Asks the resolver over UDP.
-pub(crate) async fn query(resolver: SocketAddr, name: &str, kind: RecordType) -> (ResponseCode, Vec<IpAddr>) {
+pub(crate) async fn query(
+    resolver: SocketAddr,
+    name: &str,
+    kind: RecordType,
+) -> (ResponseCode, Vec<IpAddr>) {
     let name = Name::from_labels(name.split('.').map(str::as_bytes)).unwrap();
     let mut message = Message::new(7, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
@@ -120,7 +124,11 @@ pub(crate) async fn resolve(resolver: SocketAddr, name: &str) -> IpAddr {
 }
 
 /// Connects to a name as a program does that knows no proxy.
-pub(crate) async fn connect_transparently(resolver: SocketAddr, name: &str, port: u16) -> TcpStream {
+pub(crate) async fn connect_transparently(
+    resolver: SocketAddr,
+    name: &str,
+    port: u16,
+) -> TcpStream {
     let address = resolve(resolver, name).await;
     TcpStream::connect((address, port)).await.unwrap()
 }

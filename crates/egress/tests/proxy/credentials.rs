@@ -21,7 +21,12 @@ use crate::{
 
 const SECRET: &str = "s3cr3t-value";
 
-async fn exchange(pem: &str, name: &str, stream: TcpStream, request: &str) -> Result<String, std::io::Error> {
+async fn exchange(
+    pem: &str,
+    name: &str,
+    stream: TcpStream,
+    request: &str,
+) -> Result<String, std::io::Error> {
     let name = ServerName::try_from(name.to_owned()).unwrap();
     let mut stream = TlsConnector::from(client_config(pem)).connect(name, stream).await?;
     stream.write_all(request.as_bytes()).await?;
@@ -40,7 +45,8 @@ fn secret_reaches_its_host_only() {
              [[credential]]\nname = \"wrong\"\nhost = \"wrong.test\"\nheader = \"authorization\"\nvalue = \"{SECRET}\"\n"
         );
         std::fs::write(path("credentials.toml"), file).unwrap();
-        std::fs::set_permissions(path("credentials.toml"), PermissionsExt::from_mode(0o600)).unwrap();
+        std::fs::set_permissions(path("credentials.toml"), PermissionsExt::from_mode(0o600))
+            .unwrap();
         let servers = TestAuthority::new();
         std::fs::write(path("roots.pem"), servers.pem()).unwrap();
         let authority = Authority::in_directory(&path(""));
@@ -77,9 +83,10 @@ fn secret_reaches_its_host_only() {
         }
         // Another host in the same handshake's request, and a second request.
         let stream = connect(sandbox.proxy, "api.test:443").await.unwrap();
-        let response = exchange(&inside, "api.test", stream, "GET / HTTP/1.1\r\nHost: other.test\r\n\r\n")
-            .await
-            .unwrap();
+        let response =
+            exchange(&inside, "api.test", stream, "GET / HTTP/1.1\r\nHost: other.test\r\n\r\n")
+                .await
+                .unwrap();
         assert!(response.contains("host_mismatch") && !response.contains(SECRET), "{response}");
         let stream = connect(sandbox.proxy, "api.test:443").await.unwrap();
         let two = format!("{request}GET /second HTTP/1.1\r\nHost: api.test\r\n\r\n");

@@ -22,7 +22,11 @@ async fn options() -> Options {
     for name in ["a.test", "b.test"] {
         dns.set_address(name, "93.184.216.34");
     }
-    Options { resolvers: vec![resolver], ask_timeout: Duration::from_secs(600), ..Options::default() }
+    Options {
+        resolvers: vec![resolver],
+        ask_timeout: Duration::from_secs(600),
+        ..Options::default()
+    }
 }
 
 fn asking() -> EgressRules {
@@ -46,7 +50,10 @@ fn connection_waits_for_a_decision() {
         for (decision, reached) in [(Decision::Once, true), (Decision::Deny, false)] {
             let before = server.accepted();
             let both = async {
-                tokio::join!(get(sandbox.proxy, "http://a.test/"), get(sandbox.proxy, "http://a.test/"))
+                tokio::join!(
+                    get(sandbox.proxy, "http://a.test/"),
+                    get(sandbox.proxy, "http://a.test/")
+                )
             };
             // The second connection asks again if it comes after a decision for once.
             let answers = async {
@@ -72,7 +79,8 @@ fn connection_waits_for_a_decision() {
         );
         rig.decide(&sandbox, "b.test", 80, Decision::Always);
         assert!(get(sandbox.proxy, "http://b.test/").await.contains("reached"), "decided before");
-        let questions = rig.seen.iter().filter(|report| matches!(report, Report::Ask { .. })).count();
+        let questions =
+            rig.seen.iter().filter(|report| matches!(report, Report::Ask { .. })).count();
         assert!((2..=3).contains(&questions), "{questions}");
     });
 }
@@ -81,9 +89,13 @@ fn connection_waits_for_a_decision() {
 fn undecided_connection_is_refused_in_time() {
     namespace::run("decisions::undecided_connection_is_refused_in_time", async {
         let server = Server::http("93.184.216.34:80", "reached").await;
-        let mut rig = Rig::start(Options { ask_timeout: Duration::from_millis(200), ..options().await });
+        let mut rig =
+            Rig::start(Options { ask_timeout: Duration::from_millis(200), ..options().await });
         let sandbox = rig.open(asking());
-        assert_eq!(status(&get(sandbox.proxy, "http://a.test/").await), (403, "ask_timeout".to_owned()));
+        assert_eq!(
+            status(&get(sandbox.proxy, "http://a.test/").await),
+            (403, "ask_timeout".to_owned())
+        );
         let mut stream = connect_transparently(sandbox.resolver, "b.test", 80).await;
         assert_eq!(read_text(&mut stream).await, "");
         rig.refusal("ask_timeout").await;
@@ -159,7 +171,10 @@ fn closed_sandbox_accepts_nothing() {
         stream.write_all(b"hi\n").await.unwrap();
         stream.read_exact(&mut echo).await.unwrap();
         let totals = rig.close(&sandbox).await;
-        assert_eq!((totals.connections, totals.refused, totals.sent, totals.received), (1, 0, 3, 3));
+        assert_eq!(
+            (totals.connections, totals.refused, totals.sent, totals.received),
+            (1, 0, 3, 3)
+        );
         assert_eq!(read_text(&mut stream).await, "", "its connections end");
         let last = rig.seen.last();
         assert!(matches!(last, Some(Report::Closed { .. })), "{last:?}");

@@ -115,7 +115,11 @@ impl DnsServer {
                 let mut owner = owner;
                 for alias in aliases {
                     let alias = Name::from_ascii(alias).unwrap();
-                    reply.add_answer(Record::from_rdata(owner, 0, RData::CNAME(CNAME(alias.clone()))));
+                    reply.add_answer(Record::from_rdata(
+                        owner,
+                        0,
+                        RData::CNAME(CNAME(alias.clone())),
+                    ));
                     owner = alias;
                 }
                 add(&mut reply, &owner, kind, &addresses);

@@ -20,14 +20,19 @@ use crate::{
 async fn options() -> Options {
     let (dns, resolver) = DnsServer::start().await;
     dns.set_address("a.test", "93.184.216.34");
-    Options { resolvers: vec![resolver], header_timeout: Duration::from_secs(1), ..Options::default() }
+    Options {
+        resolvers: vec![resolver],
+        header_timeout: Duration::from_secs(1),
+        ..Options::default()
+    }
 }
 
 #[test]
 fn slow_and_many_connections_leave_others_served() {
     namespace::run("limits::slow_and_many_connections_leave_others_served", async {
         let _server = Server::http("93.184.216.34:80", "reached").await;
-        let mut rig = Rig::start(Options { header_timeout: Duration::from_secs(600), ..options().await });
+        let mut rig =
+            Rig::start(Options { header_timeout: Duration::from_secs(600), ..options().await });
         let mut hostile_rules = rules(&["a.test"]);
         hostile_rules.limits.connections = 64;
         let (hostile, other) = (rig.open(hostile_rules), rig.open(rules(&["a.test"])));
@@ -65,9 +70,12 @@ fn heads_that_do_not_arrive_end_the_connection() {
         let _http = Server::http("93.184.216.34:80", "reached").await;
         let mut rig = Rig::start(options().await);
         let sandbox = rig.open(rules(&["a.test"]));
-        for bytes in
-            [&b""[..], b"GET http://a.test/ HTTP/1.1\r\nHost: a", b"\x05", b"\x05\x01\0\x05\x01\0\x03"]
-        {
+        for bytes in [
+            &b""[..],
+            b"GET http://a.test/ HTTP/1.1\r\nHost: a",
+            b"\x05",
+            b"\x05\x01\0\x05\x01\0\x03",
+        ] {
             send_raw(sandbox.proxy, bytes).await;
             rig.refusal("header_timeout").await;
         }
@@ -87,8 +95,11 @@ fn bytes_are_limited_in_each_direction() {
         let mut rig = Rig::start(options().await);
         for received in [false, true] {
             let mut limited = rules(&["a.test"]);
-            let limit =
-                if received { &mut limited.limits.received_bytes } else { &mut limited.limits.sent_bytes };
+            let limit = if received {
+                &mut limited.limits.received_bytes
+            } else {
+                &mut limited.limits.sent_bytes
+            };
             *limit = Some(1_000_000);
             let sandbox = rig.open(limited);
             let stream = connect(sandbox.proxy, "a.test:443").await.unwrap();
@@ -107,7 +118,11 @@ fn bytes_are_limited_in_each_direction() {
             assert!(total <= 1_000_000, "{total}");
             let record = rig.refusal("byte_limit").await;
             assert!(record.sent.max(record.received) > 1_000_000, "{record:?}");
-            assert_eq!(status(&get(sandbox.proxy, "http://a.test/").await).1, "byte_limit", "later ones too");
+            assert_eq!(
+                status(&get(sandbox.proxy, "http://a.test/").await).1,
+                "byte_limit",
+                "later ones too"
+            );
             rig.refusal("byte_limit").await;
         }
     });
@@ -149,7 +164,8 @@ fn names_are_refused_when_sockets_run_out() {
         let sandbox = rig.open(fast);
         // Each name has two ports.
         for number in 0..TARGET_SOCKETS / 2 {
-            let (_, addresses) = query(sandbox.resolver, &format!("n{number}.test"), RecordType::A).await;
+            let (_, addresses) =
+                query(sandbox.resolver, &format!("n{number}.test"), RecordType::A).await;
             assert_eq!(addresses.len(), 1, "{number}");
         }
         let (code, addresses) = query(sandbox.resolver, "more.test", RecordType::A).await;

@@ -1,5 +1,5 @@
-//! A network namespace for each test: the test starts itself again in a new one, so that it can have
-//! any address without touching the host's network.
+//! A network namespace for each test: the test starts itself again in a new one, so that it can
+//! have any address without touching the host's network.
 
 use std::process::Command;
 
@@ -10,8 +10,14 @@ const INSIDE: &str = "CODELIA_TEST_INSIDE_NAMESPACE";
 /// Addresses that belong to nobody here and are public to the proxy.
 const PUBLIC: [&str; 2] = ["93.184.216.0/24", "2606:2800:220:1::/64"];
 /// Addresses that the proxy must never connect to.
-const PRIVATE: [&str; 6] =
-    ["10.0.0.0/8", "169.254.169.254/32", "192.168.0.0/16", "100.100.100.200/32", "fd00::/16", "64:ff9b::/96"];
+const PRIVATE: [&str; 6] = [
+    "10.0.0.0/8",
+    "169.254.169.254/32",
+    "192.168.0.0/16",
+    "100.100.100.200/32",
+    "fd00::/16",
+    "64:ff9b::/96",
+];
 
 /// Runs a test, given by its full name, in a namespace of its own.
 pub(crate) fn run(test: &str, body: impl Future<Output = ()>) {
@@ -25,12 +31,14 @@ pub(crate) fn run(test: &str, body: impl Future<Output = ()>) {
         unshare.args(if root { &["--net"][..] } else { &["--user", "--map-root-user", "--net"] });
         unshare
     };
-    let usable = |mut command: Command| command.output().is_ok_and(|output| output.status.success());
+    let usable =
+        |mut command: Command| command.output().is_ok_and(|output| output.status.success());
     let mut namespace = new_namespace();
     namespace.arg("true");
     let mut version = Command::new("ip");
     version.arg("-V");
-    let missing = (!usable(namespace) || !usable(version)).then_some("needs network namespaces and `ip`");
+    let missing =
+        (!usable(namespace) || !usable(version)).then_some("needs network namespaces and `ip`");
     if !require::available("programs", missing) {
         return;
     }
@@ -38,8 +46,8 @@ pub(crate) fn run(test: &str, body: impl Future<Output = ()>) {
     let mut child = new_namespace();
     child.arg(program).args(["--exact", test, "--nocapture"]).env(INSIDE, "1");
     let output = child.output().unwrap();
-    let text =
-        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 

@@ -49,7 +49,11 @@ fn rebinding_never_reaches_a_private_address() {
         for (name, answer) in refused {
             dns.set(name, answer);
             let response = get(sandbox.proxy, &format!("http://{name}/")).await;
-            assert_eq!(status(&response), (403, "special_address".to_owned()), "{name}: {response}");
+            assert_eq!(
+                status(&response),
+                (403, "special_address".to_owned()),
+                "{name}: {response}"
+            );
             let record = rig.refusal("special_address").await;
             assert!(record.address.is_some() && record.host == name, "{record:?}");
         }
@@ -71,7 +75,8 @@ fn rebinding_never_reaches_a_private_address() {
         assert_eq!((public.accepted(), public_v6.accepted()), (3, 1));
         assert_eq!((private.accepted(), private_v6.accepted()), (0, 0));
         for server in [private, private_v6] {
-            let direct = send_raw(server.address, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n").await;
+            let direct =
+                send_raw(server.address, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n").await;
             assert!(direct.contains("private"), "the control: {direct}");
         }
     });
@@ -86,7 +91,10 @@ fn each_connection_resolves_again_and_checks_again() {
         let rig = Rig::start(Options { resolvers: vec![resolver], ..Options::default() });
         let sandbox = rig.open(rules(&["*.test"]));
         // First public, then private, then public again, all with a TTL of 0.
-        dns.set("rebind.test", Answer::Sequence(vec![list(&[PUBLIC]), list(&[PRIVATE]), list(&[PUBLIC])]));
+        dns.set(
+            "rebind.test",
+            Answer::Sequence(vec![list(&[PUBLIC]), list(&[PRIVATE]), list(&[PUBLIC])]),
+        );
         for number in 0..3 {
             let response = get(sandbox.proxy, "http://rebind.test/").await;
             if number == 1 {
@@ -116,8 +124,8 @@ fn failures_of_dns_fail_the_connection_only() {
         let circle = Answer::Aliases(vec!["b.test.", "circle.test.", "b.test."], list(&[PUBLIC]));
         let chain = Answer::Aliases(
             vec![
-                "1.test.", "2.test.", "3.test.", "4.test.", "5.test.", "6.test.", "7.test.", "8.test.",
-                "9.test.",
+                "1.test.", "2.test.", "3.test.", "4.test.", "5.test.", "6.test.", "7.test.",
+                "8.test.", "9.test.",
             ],
             list(&[PUBLIC]),
         );

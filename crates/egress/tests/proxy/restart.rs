@@ -53,7 +53,9 @@ fn start(config: Config) -> (Rig, Child) {
 fn spawn(control: OwnedFd) -> Child {
     let program = std::env::current_exe().unwrap();
     let mut command = Command::new(program);
-    command.args(["--exact", "restart::proxy_process", "--nocapture", "--test-threads=1"]).env(CHILD, "1");
+    command
+        .args(["--exact", "restart::proxy_process", "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1");
     command.stdin(Stdio::from(control)).stdout(Stdio::null()).spawn().unwrap()
 }
 
@@ -90,7 +92,8 @@ fn killed_proxy_is_replaced_and_takes_sockets_over() {
         live.write_all(b"hi\n").await.unwrap();
         live.read_exact(&mut echo).await.unwrap();
         rig.wait(|report| {
-            matches!(report, Report::Assigned { assigned, .. } if assigned.port == 443).then_some(())
+            matches!(report, Report::Assigned { assigned, .. } if assigned.port == 443)
+                .then_some(())
         })
         .await;
         let (_, six) = query(sandbox.resolver, "a.test", RecordType::AAAA).await;
@@ -122,7 +125,11 @@ fn killed_proxy_is_replaced_and_takes_sockets_over() {
         explicit.write_all(b"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n").await.unwrap();
         assert!(read_text(&mut explicit).await.contains("reached"));
         assert_eq!(resolve(sandbox.resolver, "a.test").await, address, "names keep their address");
-        assert_eq!(resolve(sandbox.resolver, "c.test").await.to_string(), "198.18.0.10", "and share none");
+        assert_eq!(
+            resolve(sandbox.resolver, "c.test").await.to_string(),
+            "198.18.0.10",
+            "and share none"
+        );
         for address in ["198.18.0.8:443", "[2001:2::198.18.0.9]:443"] {
             assert!(TcpStream::connect(address).await.is_err(), "{address} is refused");
         }
@@ -157,7 +164,10 @@ fn proxy_serves_under_its_restrictions() {
         for name in ["CapEff:", "CapPrm:", "CapInh:", "CapAmb:"] {
             assert_eq!(field(name), ["0000000000000000"], "{name}");
         }
-        assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), (vec!["1".to_owned()], vec!["2".to_owned()]));
+        assert_eq!(
+            (field("NoNewPrivs:"), field("Seccomp:")),
+            (vec!["1".to_owned()], vec!["2".to_owned()])
+        );
         assert_ne!(field("Uid:")[1], "0");
         // Many connections at once use every thread.
         let many = (0..50).map(|_| get(sandbox.proxy, "http://a.test/"));

@@ -81,7 +81,8 @@ impl Rig {
     /// Opens a new sandbox of a tenant.
     pub(crate) fn open_of(&self, tenant: &str, rules: EgressRules) -> Sandbox {
         let sandbox = Sandbox::new();
-        let open = Open { sandbox: sandbox.id, tenant: tenant.to_owned(), rules, assigned: Vec::new() };
+        let open =
+            Open { sandbox: sandbox.id, tenant: tenant.to_owned(), rules, assigned: Vec::new() };
         self.send(&Request::Open(Box::new(open)), &sandbox.sockets);
         sandbox
     }
@@ -116,7 +117,9 @@ impl Rig {
     /// The record of the next connection that was refused with this code.
     pub(crate) async fn refusal(&mut self, code: &str) -> Connection {
         self.wait(|report| match report {
-            Report::Connection(record) if record.refused.as_deref() == Some(code) => Some(record.clone()),
+            Report::Connection(record) if record.refused.as_deref() == Some(code) => {
+                Some(record.clone())
+            }
             _ => None,
         })
         .await
@@ -173,7 +176,8 @@ impl Sandbox {
         let resolver = resolver_tcp.local_addr().unwrap();
         let resolver_udp = UdpSocket::bind(resolver).unwrap();
         let address = proxy.local_addr().unwrap();
-        let mut sockets: Vec<OwnedFd> = vec![proxy.into(), resolver_udp.into(), resolver_tcp.into()];
+        let mut sockets: Vec<OwnedFd> =
+            vec![proxy.into(), resolver_udp.into(), resolver_tcp.into()];
         sockets.extend((0..TARGET_SOCKETS).map(|_| dual_stream_socket()));
         Self { id: RunId::generate(), proxy: address, resolver, sockets }
     }

@@ -32,7 +32,10 @@ impl Server {
     }
 
     /// Serves each connection with this function.
-    pub(crate) async fn start<F>(address: &str, serve: impl Fn(TcpStream) -> F + Send + 'static) -> Self
+    pub(crate) async fn start<F>(
+        address: &str,
+        serve: impl Fn(TcpStream) -> F + Send + 'static,
+    ) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -54,7 +57,8 @@ impl Server {
     /// An HTTP server that answers every request with this body and the head it got. It keeps
     /// connections open for further requests.
     pub(crate) async fn http(address: &str, body: &'static str) -> Self {
-        Self::start(address, move |mut stream| async move { serve_http(&mut stream, body).await }).await
+        Self::start(address, move |mut stream| async move { serve_http(&mut stream, body).await })
+            .await
     }
 
     /// A server that sends back what it gets.
@@ -98,9 +102,13 @@ async fn serve_http(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), body: &s
         let body = format!("{body}\n{}", String::from_utf8_lossy(&request));
         let close = body.contains("connection: close");
         let connection = if close { "close" } else { "keep-alive" };
-        let head =
-            format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: {connection}\r\n\r\n", body.len());
-        if stream.write_all((head + &body).as_bytes()).await.is_err() || stream.flush().await.is_err() {
+        let head = format!(
+            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: {connection}\r\n\r\n",
+            body.len()
+        );
+        if stream.write_all((head + &body).as_bytes()).await.is_err()
+            || stream.flush().await.is_err()
+        {
             return;
         }
         if close {
@@ -131,9 +139,11 @@ impl TestAuthority {
         let certificate = params.signed_by(&key, &self.0).unwrap();
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap();
         let config =
-            ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let config = config.with_no_client_auth().with_single_cert(vec![certificate.der().clone()], key);
+            config.with_no_client_auth().with_single_cert(vec![certificate.der().clone()], key);
         Arc::new(config.unwrap())
     }
 }
@@ -146,6 +156,8 @@ pub(crate) fn client_config(pem: &str) -> Arc<ClientConfig> {
         roots.add(certificate.unwrap()).unwrap();
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap();
     Arc::new(config.with_root_certificates(roots).with_no_client_auth())
 }

@@ -225,8 +225,14 @@ async fn world() -> World {
     let config = Config { own_addresses: vec!["93.184.216.99".parse().unwrap()], ..options.into() };
     let allowed = Server::http("93.184.216.34:80", "reached").await;
     let mut forbidden = Vec::new();
-    let addresses =
-        ["127.0.0.1", "10.0.0.1", "192.168.0.1", "169.254.169.254", "100.100.100.200", "93.184.216.99"];
+    let addresses = [
+        "127.0.0.1",
+        "10.0.0.1",
+        "192.168.0.1",
+        "169.254.169.254",
+        "100.100.100.200",
+        "93.184.216.99",
+    ];
     let v6 = ["[::1]", "[fd00::1]", "[64:ff9b::a00:1]"];
     for address in addresses.iter().chain(&v6) {
         for port in [80, 443] {
@@ -244,7 +250,9 @@ async fn world() -> World {
 
 fn broad_rules() -> EgressRules {
     let mut rules = rules(&["*.test"]);
-    rules.allowed_hosts.extend(REFUSED_HOSTS.iter().map(|host| host.trim_matches(['[', ']']).to_owned()));
+    rules
+        .allowed_hosts
+        .extend(REFUSED_HOSTS.iter().map(|host| host.trim_matches(['[', ']']).to_owned()));
     rules.allowed_hosts.retain(|host| host != "unlisted.example");
     rules.blocked_hosts = vec!["blocked.test".to_owned()];
     rules
@@ -255,7 +263,8 @@ impl World {
     async fn nothing_private_was_reached(&self) {
         for server in &self.forbidden {
             assert_eq!(server.accepted(), 0, "{}", server.address);
-            let direct = send_raw(server.address, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n").await;
+            let direct =
+                send_raw(server.address, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n").await;
             assert!(direct.contains(" 200 OK"), "{direct}");
         }
     }
@@ -274,7 +283,8 @@ fn connect_refuses_every_spelling() {
         let ports = REFUSED_PORTS.iter().map(|port| format!("allowed.test:{port}"));
         for authority in authorities.chain(ports).chain(["allowed.test".to_owned()]) {
             let response =
-                send_raw(world.sandbox.proxy, request("CONNECT", &authority, None).as_bytes()).await;
+                send_raw(world.sandbox.proxy, request("CONNECT", &authority, None).as_bytes())
+                    .await;
             let (status, reason) = status(&response);
             assert!(matches!(status, 400 | 403) && !reason.is_empty(), "{authority:?}: {response}");
             world.rig.refusal(&reason).await;
@@ -284,7 +294,10 @@ fn connect_refuses_every_spelling() {
             stream.write_all(b"GET / HTTP/1.1\r\nHost: allowed.test\r\n\r\n").await.unwrap();
             assert!(client::read_text(&mut stream).await.contains("reached"), "{authority}");
             let record = world.rig.allowed().await;
-            assert_eq!((record.host.as_str(), record.port, record.via), ("allowed.test", 80, Via::Connect));
+            assert_eq!(
+                (record.host.as_str(), record.port, record.via),
+                ("allowed.test", 80, Via::Connect)
+            );
             assert_eq!(record.address, Some("93.184.216.34".parse().unwrap()));
             assert_eq!(record.rule.as_deref(), Some("*.test"));
             assert!(record.sent > 0 && record.received > 0, "{record:?}");
@@ -300,13 +313,23 @@ fn absolute_form_refuses_every_spelling() {
         let world = world().await;
         let urls = REFUSED_HOSTS.iter().map(|host| format!("http://{host}/"));
         let ports = REFUSED_PORTS.iter().map(|port| format!("http://allowed.test:{port}/"));
-        let others =
-            ["https://allowed.test/", "ftp://allowed.test/", "//allowed.test/", "/", "*", "allowed.test/"];
+        let others = [
+            "https://allowed.test/",
+            "ftp://allowed.test/",
+            "//allowed.test/",
+            "/",
+            "*",
+            "allowed.test/",
+        ];
         for url in urls.chain(ports).chain(others.map(str::to_owned)) {
-            let authority =
-                url.split("//").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or("allowed.test");
+            let authority = url
+                .split("//")
+                .nth(1)
+                .and_then(|rest| rest.split('/').next())
+                .unwrap_or("allowed.test");
             let response =
-                send_raw(world.sandbox.proxy, request("GET", &url, Some(authority)).as_bytes()).await;
+                send_raw(world.sandbox.proxy, request("GET", &url, Some(authority)).as_bytes())
+                    .await;
             let (status, reason) = status(&response);
             assert!(matches!(status, 400 | 403) && !reason.is_empty(), "{url:?}: {response}");
         }
@@ -339,7 +362,11 @@ fn socks_refuses_every_spelling() {
             [&[1, 127, 0, 0, 1], &[1, 10, 0, 0, 1], &[1, 169, 254, 169, 254], &[1, 0, 0, 0, 0]];
         for address in addresses {
             let request = [&[5, 1, 0][..], address, &[0, 80]].concat();
-            assert_eq!(socks_request(world.sandbox.proxy, &request).await.unwrap_err().0, 2, "{address:?}");
+            assert_eq!(
+                socks_request(world.sandbox.proxy, &request).await.unwrap_err().0,
+                2,
+                "{address:?}"
+            );
         }
         let mapped: std::net::Ipv6Addr = "::ffff:10.0.0.1".parse().unwrap();
         let request = [&[5, 1, 0, 4][..], &mapped.octets(), &[0, 80]].concat();
@@ -361,7 +388,9 @@ fn transparent_way_refuses_every_spelling() {
         let mut world = world().await;
         let leads_to_private = |host: &str| {
             host.ends_with(".test")
-                && host.bytes().all(|byte| byte.is_ascii_lowercase() || b".0123456789".contains(&byte))
+                && host
+                    .bytes()
+                    .all(|byte| byte.is_ascii_lowercase() || b".0123456789".contains(&byte))
         };
         let (mut refused, mut reset) = (0, 0);
         for host in REFUSED_HOSTS {
@@ -385,14 +414,19 @@ fn transparent_way_refuses_every_spelling() {
         assert!(refused >= 90 && reset >= 6, "{refused} refused, {reset} reset");
         // Queries ask no server; only connections do.
         let before = world.dns.all_queries();
-        let mut stream = client::connect_transparently(world.sandbox.resolver, "allowed.test", 80).await;
+        let mut stream =
+            client::connect_transparently(world.sandbox.resolver, "allowed.test", 80).await;
         stream.write_all(b"GET / HTTP/1.1\r\nHost: allowed.test\r\n\r\n").await.unwrap();
         assert!(client::read_text(&mut stream).await.contains("reached"));
         assert_eq!(world.dns.all_queries(), before + 2);
         let record = world.rig.allowed().await;
         assert_eq!((record.host.as_str(), record.via), ("allowed.test", Via::Transparent));
         let assigned = |report: &Report| matches!(report, Report::Assigned { assigned, .. } if assigned.host == "allowed.test");
-        assert_eq!(world.rig.seen.iter().filter(|report| assigned(report)).count(), 2, "ports 80 and 443");
+        assert_eq!(
+            world.rig.seen.iter().filter(|report| assigned(report)).count(),
+            2,
+            "ports 80 and 443"
+        );
         world.nothing_private_was_reached().await;
     });
 }
@@ -408,10 +442,20 @@ fn resolver_answers_allowed_names_only() {
                 (ResponseCode::NoError, Vec::new()),
                 "{kind}"
             );
-            assert_eq!(query(resolver, "unlisted.example", kind).await.0, ResponseCode::Refused, "{kind}");
+            assert_eq!(
+                query(resolver, "unlisted.example", kind).await.0,
+                ResponseCode::Refused,
+                "{kind}"
+            );
         }
-        for kind in [RecordType::TXT, RecordType::NULL, RecordType::MX, RecordType::ANY, RecordType::AXFR] {
-            assert_eq!(query(resolver, "allowed.test", kind).await.0, ResponseCode::Refused, "{kind}");
+        for kind in
+            [RecordType::TXT, RecordType::NULL, RecordType::MX, RecordType::ANY, RecordType::AXFR]
+        {
+            assert_eq!(
+                query(resolver, "allowed.test", kind).await.0,
+                ResponseCode::Refused,
+                "{kind}"
+            );
         }
         assert_eq!(world.rig.refusal("query_type_not_allowed").await.host, "allowed.test");
         let data = "nbswy3dpfqqho33snrscc4tfmfsgs3thebrgk2lom4wca3tpmvzs6zlqmjwge.x.test";
@@ -423,7 +467,10 @@ fn resolver_answers_allowed_names_only() {
         let six = query(resolver, "allowed.test", RecordType::AAAA).await;
         let expected = format!("2001:2::{same}").parse().unwrap();
         assert_eq!(six, (ResponseCode::NoError, vec![expected]), "the address next to it");
-        assert_eq!(query(resolver, "unlisted.example", RecordType::AAAA).await.0, ResponseCode::Refused);
+        assert_eq!(
+            query(resolver, "unlisted.example", RecordType::AAAA).await.0,
+            ResponseCode::Refused
+        );
         assert!(tcp_answers(resolver).await, "over TCP too");
     });
 }

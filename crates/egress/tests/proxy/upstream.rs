@@ -73,14 +73,18 @@ fn upstream_gets_checked_addresses_only() {
         let _server = Server::http("93.184.216.34:80", "reached").await;
         let dir = tempfile::tempdir().unwrap();
         let credentials = dir.path().join("credentials.toml");
-        std::fs::write(&credentials, "[upstream]\nusername = \"user\"\npassword = \"pass\"\n").unwrap();
+        std::fs::write(&credentials, "[upstream]\nusername = \"user\"\npassword = \"pass\"\n")
+            .unwrap();
         std::fs::set_permissions(&credentials, PermissionsExt::from_mode(0o600)).unwrap();
         for protocol in [UpstreamProtocol::Socks5, UpstreamProtocol::Connect] {
             let (dns, resolver) = DnsServer::start().await;
             dns.set_address("a.test", "93.184.216.34");
             dns.set(
                 "mixed.test",
-                Answer::Addresses(vec!["93.184.216.34".parse().unwrap(), "10.0.0.1".parse().unwrap()]),
+                Answer::Addresses(vec![
+                    "93.184.216.34".parse().unwrap(),
+                    "10.0.0.1".parse().unwrap(),
+                ]),
             );
             let (upstream, mut asked) = start_upstream(protocol).await;
             let rig = Rig::start(Options {
@@ -92,8 +96,14 @@ fn upstream_gets_checked_addresses_only() {
             let sandbox = rig.open(rules(&["a.test", "mixed.test"]));
             assert!(get(sandbox.proxy, "http://a.test/").await.contains("reached"));
             assert_eq!(asked.recv().await.unwrap(), "93.184.216.34:80");
-            assert_eq!(status(&get(sandbox.proxy, "http://mixed.test/").await).1, "special_address");
-            assert_eq!(status(&get(sandbox.proxy, "http://unlisted.test/").await).1, "host_not_allowed");
+            assert_eq!(
+                status(&get(sandbox.proxy, "http://mixed.test/").await).1,
+                "special_address"
+            );
+            assert_eq!(
+                status(&get(sandbox.proxy, "http://unlisted.test/").await).1,
+                "host_not_allowed"
+            );
             assert_eq!(upstream.accepted(), 1, "decided before the upstream proxy");
         }
     });
@@ -112,19 +122,24 @@ fn each_tenant_leaves_through_its_own_upstream() {
         std::fs::set_permissions(&credentials, PermissionsExt::from_mode(0o600)).unwrap();
         let (dns, resolver) = DnsServer::start().await;
         dns.set_address("a.test", "93.184.216.34");
-        let protocols = [UpstreamProtocol::Socks5, UpstreamProtocol::Connect, UpstreamProtocol::Socks5];
+        let protocols =
+            [UpstreamProtocol::Socks5, UpstreamProtocol::Connect, UpstreamProtocol::Socks5];
         let [(one, _one), (two, _two), (shared, _shared)] = [
             start_upstream(protocols[0]).await,
             start_upstream(protocols[1]).await,
             start_upstream(protocols[2]).await,
         ];
-        let upstream =
-            |server: &Server, at: usize| Upstream { protocol: protocols[at], address: server.address };
+        let upstream = |server: &Server, at: usize| Upstream {
+            protocol: protocols[at],
+            address: server.address,
+        };
         let tenants = [("one", upstream(&one, 0)), ("two", upstream(&two, 1))];
         let rig = Rig::start(Options {
             resolvers: vec![resolver],
             upstream: Some(upstream(&shared, 2)),
-            tenant_upstreams: tenants.map(|(tenant, upstream)| (tenant.parse().unwrap(), upstream)).into(),
+            tenant_upstreams: tenants
+                .map(|(tenant, upstream)| (tenant.parse().unwrap(), upstream))
+                .into(),
             credentials_file: Some(credentials),
             ..Options::default()
         });

@@ -11,8 +11,8 @@
 //! End of file on the control socket kills every process of the sandbox.
 //!
 //! Where no descriptor can be passed out of the sandbox, init keeps the launch socket and relays:
-//! `launch` comes on the control socket, and `launched` replaces the end of file. Such a command can
-//! have no terminal.
+//! `launch` comes on the control socket, and `launched` replaces the end of file. Such a command
+//! can have no terminal.
 //!
 //! In mode `native` a zygote's process starts init, on request through a socket of its own
 //! ([`ZygoteRequest`]). There is no `setup` on the control socket then: the zygote has it.
@@ -33,7 +33,8 @@ use codelia_sys::{pty::WindowSize, rlimit::Resource};
 pub use failure::{Failure, Step};
 use serde::{Deserialize, Serialize};
 pub use zygote::{
-    HOST_PROC, OwnMount, STAGING_DIR, StartRequest, ZYGOTE_FILES, Zygote, ZygoteMount, ZygoteRequest,
+    HOST_PROC, OwnMount, STAGING_DIR, StartRequest, ZYGOTE_FILES, Zygote, ZygoteMount,
+    ZygoteRequest,
 };
 
 /// A message from a backend to init.
@@ -86,11 +87,11 @@ pub struct Overlay {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OverlayKind {
-    /// A directory of the host, whose files of root belong to the session's user inside. A layer takes all
-    /// changes.
+    /// A directory of the host, whose files of root belong to the session's user inside. A layer
+    /// takes all changes.
     Host,
-    /// The session's workspace, and the changes are of one run: the files keep their owners, and nothing
-    /// is durable before the worker makes it so.
+    /// The session's workspace, and the changes are of one run: the files keep their owners, and
+    /// nothing is durable before the worker makes it so.
     Transaction,
     /// A volume, whose files belong to the session's user inside.
     Volume {
@@ -150,8 +151,8 @@ pub struct Egress {
 /// The restrictions of the command.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecuritySetup {
-    /// The network that init creates, while it holds `CAP_SYS_ADMIN` and `CAP_NET_ADMIN` in its user
-    /// namespace; `None` if it has one.
+    /// The network that init creates, while it holds `CAP_SYS_ADMIN` and `CAP_NET_ADMIN` in its
+    /// user namespace; `None` if it has one.
     pub egress: Option<Egress>,
     /// What init changes in the mounts before it checks them; `None` if it may not mount.
     pub view: Option<View>,
@@ -321,7 +322,8 @@ pub struct ExpectedMount {
     pub identity: Option<FileIdentity>,
     /// Whether the host's mounts below it come with it.
     pub is_recursive: bool,
-    /// Whether a link may be in its place. The mount, which must be read-only, is where that leads to.
+    /// Whether a link may be in its place. The mount, which must be read-only, is where that leads
+    /// to.
     #[serde(default)]
     pub follows_link: bool,
 }
@@ -363,8 +365,8 @@ pub struct Rlimit {
 pub enum Report {
     /// The sandbox is started out of a zygote, which sends this. Carries the pidfd of its init.
     Started,
-    /// The network is created. Carries its sockets: the listener of the proxy, the UDP socket and the
-    /// TCP listener of the resolver, and those that are not bound.
+    /// The network is created. Carries its sockets: the listener of the proxy, the UDP socket and
+    /// the TCP listener of the resolver, and those that are not bound.
     Egress,
     /// All restrictions are in place and the command's process waits. Carries the launch socket and
     /// the listener of a notifying filter.

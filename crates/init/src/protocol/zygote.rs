@@ -20,17 +20,19 @@ pub enum ZygoteRequest {
 /// How to start a sandbox out of a zygote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartRequest {
-    /// Whether the directory of a cgroup comes after the control socket, to start the sandbox in if that
-    /// is allowed.
+    /// Whether the directory of a cgroup comes after the control socket, to start the sandbox in if
+    /// that is allowed.
     pub has_group: bool,
-    /// How many descriptors for joining cgroups come last, for a sandbox that did not start in its own.
+    /// How many descriptors for joining cgroups come last, for a sandbox that did not start in its
+    /// own.
     pub cgroup_fds: usize,
-    /// Whether another sandbox of the zygote has found its mounts as expected. This one makes the same.
+    /// Whether another sandbox of the zygote has found its mounts as expected. This one makes the
+    /// same.
     pub are_mounts_checked: bool,
 }
 
-/// What the sandboxes of a session have in common: user, mount, UTS and network namespaces. A process
-/// with the session's user holds them.
+/// What the sandboxes of a session have in common: user, mount, UTS and network namespaces. A
+/// process with the session's user holds them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Zygote {
     /// The host name.
@@ -62,8 +64,8 @@ pub enum ZygoteMount {
         /// Whether it is writable.
         writable: bool,
     },
-    /// A directory of the host's runtime, read-only, with inodes that only the sandboxes of this zygote
-    /// share.
+    /// A directory of the host's runtime, read-only, with inodes that only the sandboxes of this
+    /// zygote share.
     Runtime {
         /// On the host and inside.
         path: PathBuf,
@@ -130,8 +132,8 @@ pub enum OwnMount {
     },
 }
 
-/// The directory inside a sandbox with mounts that are moved elsewhere or must only exist. It is masked
-/// before a command starts.
+/// The directory inside a sandbox with mounts that are moved elsewhere or must only exist. It is
+/// masked before a command starts.
 pub const STAGING_DIR: &str = "/.codelia-mounts";
 
 /// The host's `/proc` in a zygote. The kernel mounts a new one only where one is visible.

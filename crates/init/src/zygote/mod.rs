@@ -1,8 +1,10 @@
 //! `codelia-init --zygote`: holds the namespaces and mounts that the sandboxes of a session have in
-//! common, and starts sandboxes out of them. It runs as the session's user from its first instruction.
+//! common, and starts sandboxes out of them. It runs as the session's user from its first
+//! instruction.
 //!
 //! A sandbox is a fork of this process in user, mount, PID and IPC namespaces of its own, and
-//! continues as its `codelia-init`. It dies with this process, and this process ends with its backend.
+//! continues as its `codelia-init`. It dies with this process, and this process ends with its
+//! backend.
 
 mod mounts;
 mod networks;
@@ -73,7 +75,9 @@ pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
                         let start = Start::receive(control, request)?;
                         holder.start(control, start)?;
                     }
-                    ZygoteRequest::Create(_) => return Err(Failure::new(Step::Protocol, Errno::PROTO)),
+                    ZygoteRequest::Create(_) => {
+                        return Err(Failure::new(Step::Protocol, Errno::PROTO));
+                    }
                 }
             }
         }

@@ -70,11 +70,12 @@ pub(super) fn create(zygote: &Zygote) -> io::Result<Made> {
     Ok(made)
 }
 
-/// A `/proc` of which nothing is masked: the kernel mounts a new one only where such a one is visible. In a
-/// container whose own is masked, the operator mounts another one elsewhere.
+/// A `/proc` of which nothing is masked: the kernel mounts a new one only where such a one is
+/// visible. In a container whose own is masked, the operator mounts another one elsewhere.
 fn complete_proc(table: &[Mount]) -> &Path {
     let is_complete = |proc: &&Mount| {
-        let is_below = |other: &Mount| other.target != proc.target && other.target.starts_with(&proc.target);
+        let is_below =
+            |other: &Mount| other.target != proc.target && other.target.starts_with(&proc.target);
         // Not a part of one.
         let is_whole = || fs::symlink_metadata(proc.target.join("self")).is_ok();
         proc.file_system == "proc" && proc.writable && !table.iter().any(is_below) && is_whole()
@@ -82,7 +83,8 @@ fn complete_proc(table: &[Mount]) -> &Path {
     table.iter().find(is_complete).map_or(Path::new(PROC), |proc| &proc.target)
 }
 
-/// Covers the directories of the runtime where they are, in the zygote's mount namespace, and opens them.
+/// Covers the directories of the runtime where they are, in the zygote's mount namespace, and opens
+/// them.
 fn open_runtime(
     mounts: &[ZygoteMount],
     table: &[Mount],
@@ -125,15 +127,20 @@ fn open(one: &ZygoteMount) -> io::Result<Source> {
 
 fn make(one: &ZygoteMount, source: Source) -> io::Result<()> {
     match (one, source) {
-        (ZygoteMount::Bind { target, .. } | ZygoteMount::Runtime { path: target }, Source::Tree(tree)) => {
-            attach(&tree, target)
-        }
+        (
+            ZygoteMount::Bind { target, .. } | ZygoteMount::Runtime { path: target },
+            Source::Tree(tree),
+        ) => attach(&tree, target),
         (ZygoteMount::Copy { target, .. }, Source::File(mut file)) => {
             write_file(target, |copy| io::copy(&mut file, copy).map(drop))
         }
-        (ZygoteMount::File { target, text }, _) => write_file(target, |file| file.write_all(text.as_bytes())),
+        (ZygoteMount::File { target, text }, _) => {
+            write_file(target, |file| file.write_all(text.as_bytes()))
+        }
         (ZygoteMount::Symlink { target, to }, _) => make_link(target, to),
-        (ZygoteMount::Dev { devices: names }, Source::Devices(devices)) => make_dev(names, &devices),
+        (ZygoteMount::Dev { devices: names }, Source::Devices(devices)) => {
+            make_dev(names, &devices)
+        }
         _ => Err(io::ErrorKind::InvalidInput.into()),
     }
 }
@@ -156,7 +163,9 @@ fn create_mount_points(own: &[OwnMount]) -> io::Result<()> {
     let mut made: Vec<PathBuf> = Vec::new();
     for one in own {
         let target = target_of(one);
-        if !made.iter().any(|above| target.starts_with(above)) && !matches!(one, OwnMount::Symlink { .. }) {
+        if !made.iter().any(|above| target.starts_with(above))
+            && !matches!(one, OwnMount::Symlink { .. })
+        {
             let is_directory = match one {
                 OwnMount::Staged { staged, .. } => fs::metadata(staged)?.is_dir(),
                 _ => true,
@@ -174,7 +183,9 @@ pub(super) fn create_own(own: &[OwnMount]) -> io::Result<()> {
     own.iter().try_for_each(|one| match one {
         OwnMount::Proc => attach(&mount::create_proc()?, Path::new(PROC)),
         OwnMount::Terminals { max } => attach(&mount::create_devpts(*max)?, Path::new(TERMINALS)),
-        OwnMount::Tmpfs { target, size_bytes } => attach(&mount::create_shared_tmpfs(*size_bytes)?, target),
+        OwnMount::Tmpfs { target, size_bytes } => {
+            attach(&mount::create_shared_tmpfs(*size_bytes)?, target)
+        }
         OwnMount::Staged { staged, target } => attach(&mount::clone_tree(staged)?, target),
         OwnMount::Symlink { target, to } => make_link(target, to),
     })

@@ -1,5 +1,5 @@
-//! The networks of a zygote. A sandbox gets one that no process and no socket is in, so that creating
-//! and destroying one is not part of every run.
+//! The networks of a zygote. A sandbox gets one that no process and no socket is in, so that
+//! creating and destroying one is not part of every run.
 
 use std::{os::fd::OwnedFd, path::Path};
 
@@ -39,7 +39,9 @@ impl Networks {
         if !self.are_used {
             return Ok(None);
         }
-        for (index, kept) in self.kept.iter().enumerate().filter(|(_, kept)| kept.occupant.is_none()) {
+        for (index, kept) in
+            self.kept.iter().enumerate().filter(|(_, kept)| kept.occupant.is_none())
+        {
             network::enter(&kept.namespace)?;
             // A connection of an earlier sandbox may still be closing.
             if network::count_sockets(Path::new(HOST_PROC)) == Some(0) {

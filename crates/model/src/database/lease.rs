@@ -3,7 +3,10 @@
 use super::sweep::mark_gone;
 use crate::{
     protocol::{Protocol, Variant},
-    state::{Assignment, EndedRun, Incarnation, Outcome, ROOT_GRACE, RUNS, State, TTL, WORKERS, bit, mask},
+    state::{
+        Assignment, EndedRun, Incarnation, Outcome, ROOT_GRACE, RUNS, State, TTL, WORKERS, bit,
+        mask,
+    },
     statement::{Answer, Effect, Statement},
 };
 
@@ -54,7 +57,8 @@ impl Protocol {
         if !(self.is_usable(state, session) && can_take && has_files && is_free) {
             return Err(Answer::Refused);
         }
-        let holder = row.holder.filter(|holder| state.rows[holder.worker].incarnation == holder.number);
+        let holder =
+            row.holder.filter(|holder| state.rows[holder.worker].incarnation == holder.number);
         let is_unmarked = |holder: &Incarnation| !state.rows[holder.worker].is_gone;
         let marked = holder.filter(is_unmarked).map_or(0, |holder| bit(holder.worker));
         let workers = if self.is(Variant::NoExpiryMark) { 0 } else { marked };
@@ -104,7 +108,12 @@ pub(super) fn commit_register(state: &mut State, worker: usize, number: u8, effe
     row.is_gone = false;
 }
 
-pub(super) fn commit_worker_row(state: &mut State, worker: usize, statement: Statement, effect: Effect) {
+pub(super) fn commit_worker_row(
+    state: &mut State,
+    worker: usize,
+    statement: Statement,
+    effect: Effect,
+) {
     let row = &mut state.rows[worker];
     if statement == Statement::Leave {
         row.lease_until = effect.at;

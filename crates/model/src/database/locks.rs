@@ -28,7 +28,8 @@ impl Protocol {
             !self.ignores_locks(call)
                 && !self.ignores_locks(other)
                 && (effect.workers & locked.workers != 0
-                    || (effect.sessions & locked.sessions != 0 && self.exclude_each_other(call, other))
+                    || (effect.sessions & locked.sessions != 0
+                        && self.exclude_each_other(call, other))
                     || (effect.runs & locked.runs != 0 && !(is_append(call) && is_append(other)))
                     || (same_key && has_key(call) && has_key(other)))
         })

@@ -64,9 +64,9 @@ impl Protocol {
                     self.worker_row_effect(state, by, statement)
                 }
                 Statement::Acquire { session } => self.acquire_effect(state, by, session),
-                Statement::Release { .. } | Statement::EndDataLost { .. } | Statement::MarkRemoved { .. } => {
-                    self.session_effect(state, by, statement)
-                }
+                Statement::Release { .. }
+                | Statement::EndDataLost { .. }
+                | Statement::MarkRemoved { .. } => self.session_effect(state, by, statement),
                 _ => self.run_effect(state, by, statement),
             },
         }
@@ -102,16 +102,22 @@ impl Protocol {
         effect: Effect,
     ) -> Answer {
         match statement {
-            Statement::Register { number, .. } => lease::commit_register(state, by.worker, number, effect),
+            Statement::Register { number, .. } => {
+                lease::commit_register(state, by.worker, number, effect)
+            }
             Statement::Renew { .. } | Statement::Leave => {
                 lease::commit_worker_row(state, by.worker, statement, effect)
             }
-            Statement::Acquire { session } => return self.commit_acquire(state, by, session, effect),
+            Statement::Acquire { session } => {
+                return self.commit_acquire(state, by, session, effect);
+            }
             Statement::Release { session, .. } => {
                 state.sessions[session].holder = None;
                 self.mark_waiting(state, session);
             }
-            Statement::EndDataLost { session, .. } => session::commit_data_lost(state, session, effect),
+            Statement::EndDataLost { session, .. } => {
+                session::commit_data_lost(state, session, effect)
+            }
             Statement::MarkRemoved { session } => {
                 state.sessions[session].is_removed = true;
                 state.sessions[session].holder = None;

@@ -26,17 +26,23 @@ impl Protocol {
 
     /// Whether the idempotency key names a run already.
     fn has_key(&self, state: &State) -> bool {
-        let is_found = |run: usize| !self.is(Variant::KeyOfLiveRunsOnly) || state.runs[run].live.is_some();
+        let is_found =
+            |run: usize| !self.is(Variant::KeyOfLiveRunsOnly) || state.runs[run].live.is_some();
         state.key.is_some_and(is_found)
     }
 
-    pub(super) fn caller_effect(&self, state: &State, statement: Statement) -> Result<Effect, Answer> {
+    pub(super) fn caller_effect(
+        &self,
+        state: &State,
+        statement: Statement,
+    ) -> Result<Effect, Answer> {
         match statement {
             Statement::Insert { run } if self.is_admissible(state, run) => {
                 let session = self.session_of(run);
                 let is_ready = |holder: &Incarnation| state.rows[holder.worker].is_ready;
                 let holder = state.live_holder(session).filter(is_ready);
-                let assignment = holder.map(|holder| assignment(holder, state.sessions[session].epoch));
+                let assignment =
+                    holder.map(|holder| assignment(holder, state.sessions[session].epoch));
                 let waits = state.live_holder(session).is_none();
                 Ok(Effect { sessions: bit(session), assignment, waits, ..Effect::default() })
             }
@@ -68,7 +74,12 @@ impl Protocol {
         Answer::Done
     }
 
-    fn commit_insert(&self, state: &mut State, run: usize, Effect { assignment, waits, .. }: Effect) {
+    fn commit_insert(
+        &self,
+        state: &mut State,
+        run: usize,
+        Effect { assignment, waits, .. }: Effect,
+    ) {
         state.runs[run].live = Some(LiveRun { assignment, attempt: 1, turn: 0, canceled_in: None });
         state.past.recorded |= bit(run);
         state.sessions[self.session_of(run)].is_waiting |= waits;
@@ -88,7 +99,11 @@ impl Protocol {
         statement: Statement,
     ) -> Result<Effect, Answer> {
         let allow = |run: usize, is_allowed: bool| {
-            if is_allowed { Ok(Effect { runs: bit(run), ..Effect::default() }) } else { Err(Answer::Refused) }
+            if is_allowed {
+                Ok(Effect { runs: bit(run), ..Effect::default() })
+            } else {
+                Err(Answer::Refused)
+            }
         };
         match statement {
             Statement::Begin { run, epoch } => {
@@ -112,7 +127,10 @@ impl Protocol {
             }
             Statement::Append { run, epoch, .. } => {
                 let is_guarded = !self.is(Variant::UnguardedAppend);
-                allow(run, !is_guarded || self.runs_under_live_lease(state, run, assignment(by, epoch)))
+                allow(
+                    run,
+                    !is_guarded || self.runs_under_live_lease(state, run, assignment(by, epoch)),
+                )
             }
             Statement::Commit { run, epoch, .. } => {
                 let under = assignment(by, epoch);
@@ -120,7 +138,8 @@ impl Protocol {
                 if state.runs[run].ended.is_some_and(|ended| ended.by == Some(under)) {
                     return Err(Answer::Done);
                 }
-                let is_unguarded = self.is(Variant::NoCommitGuard) && state.assignment(run).is_some();
+                let is_unguarded =
+                    self.is(Variant::NoCommitGuard) && state.assignment(run).is_some();
                 allow(run, is_unguarded || self.runs_under_live_lease(state, run, under))
             }
             Statement::Abandon { run, epoch } => {
@@ -149,7 +168,10 @@ impl Protocol {
                 if let Some(live) = &mut state.runs[run].live {
                     live.assignment = Some(assignment(by, epoch));
                     live.turn += 1;
-                    return Answer::Begun { turn: live.turn, is_canceled: live.canceled_in.is_some() };
+                    return Answer::Begun {
+                        turn: live.turn,
+                        is_canceled: live.canceled_in.is_some(),
+                    };
                 }
             }
             Statement::HandBack { run, .. } if effect.ends_run => {
@@ -188,11 +210,13 @@ impl Protocol {
         call: &Call,
         effect: &Result<Effect, Answer>,
     ) {
-        let (Statement::Commit { run, epoch, .. }, Some(by)) = (call.statement, call.incarnation()) else {
+        let (Statement::Commit { run, epoch, .. }, Some(by)) = (call.statement, call.incarnation())
+        else {
             return;
         };
         if effect.is_ok() {
-            state.past.stale_commit |= !self.runs_under_live_lease(state, run, assignment(by, epoch));
+            state.past.stale_commit |=
+                !self.runs_under_live_lease(state, run, assignment(by, epoch));
         }
     }
 }

@@ -36,7 +36,11 @@ impl Protocol {
         if !state.sessions[session].is_open() {
             return Err(Answer::Done);
         }
-        Ok(Effect { sessions: bit(session), runs: self.queued_runs(state, session), ..Effect::default() })
+        Ok(Effect {
+            sessions: bit(session),
+            runs: self.queued_runs(state, session),
+            ..Effect::default()
+        })
     }
 
     /// What the holder of a session does with it.
@@ -67,7 +71,8 @@ impl Protocol {
             }
             Statement::MarkRemoved { session } => {
                 let row = state.sessions[session];
-                let is_due = !row.is_open() && !row.is_removed && row.home == Some(self.root(by.worker));
+                let is_due =
+                    !row.is_open() && !row.is_removed && row.home == Some(self.root(by.worker));
                 if !is_due || self.has_running_run(state, session) {
                     return Err(Answer::Refused);
                 }

@@ -5,8 +5,8 @@ use super::session::end_session;
 use crate::{
     protocol::{Protocol, Variant},
     state::{
-        EndReason, EndedRun, Incarnation, Mask, Outcome, RUNS, SESSIONS, State, UPKEEP_TTL, UpkeepRow,
-        WORKERS, bit, mask, rows,
+        EndReason, EndedRun, Incarnation, Mask, Outcome, RUNS, SESSIONS, State, UPKEEP_TTL,
+        UpkeepRow, WORKERS, bit, mask, rows,
     },
     statement::{Answer, Effect, Statement},
 };
@@ -28,23 +28,29 @@ impl Protocol {
         }
     }
 
-    pub(crate) fn upkeep_effect(&self, state: &State, statement: Statement) -> Result<Effect, Answer> {
+    pub(crate) fn upkeep_effect(
+        &self,
+        state: &State,
+        statement: Statement,
+    ) -> Result<Effect, Answer> {
         let (locked_sessions, locked_runs) = (self.locked_sessions(state), self.locked_runs(state));
         let is_past_expiry = self.bounds.expires_at.is_some_and(|at| at <= state.now);
         let effect = match statement {
             Statement::Sweep => self.sweep_effect(state),
             Statement::ExpireSessions => {
-                let is_due =
-                    |session: usize| state.sessions[session].is_open() && !self.has_live_run(state, session);
+                let is_due = |session: usize| {
+                    state.sessions[session].is_open() && !self.has_live_run(state, session)
+                };
                 let due = if is_past_expiry { mask(SESSIONS, is_due) } else { 0 };
                 // It locks a session that it found due, and skips it if it is locked then.
                 let locked = if self.is(Variant::OneSnapshotExpiry) { 0 } else { locked_sessions };
                 Effect { sessions: due & !locked, ..Effect::default() }
             }
             // No worker takes the run of an expired session, so its queue timeout passes.
-            _ if is_past_expiry => {
-                Effect { runs: mask(RUNS, |run| state.is_queued(run)) & !locked_runs, ..Effect::default() }
-            }
+            _ if is_past_expiry => Effect {
+                runs: mask(RUNS, |run| state.is_queued(run)) & !locked_runs,
+                ..Effect::default()
+            },
             _ => Effect::default(),
         };
         if effect == Effect::default() { Err(Answer::Done) } else { Ok(effect) }
@@ -64,7 +70,8 @@ impl Protocol {
         };
         let locked = self.locked_sessions(state);
         let orphans = self.orphans(state, workers) & !self.locked_runs(state);
-        // It locks the sessions of these runs too, so that one that ends meanwhile sees them queued.
+        // It locks the sessions of these runs too, so that one that ends meanwhile sees them
+        // queued.
         let is_unlocked = |run: usize| locked & bit(self.session_of(run)) == 0;
         let runs = orphans & mask(RUNS, is_unlocked);
         let of_runs = rows(runs).fold(0, |sessions, run| sessions | bit(self.session_of(run)));
@@ -74,8 +81,9 @@ impl Protocol {
 
     /// Runs whose worker is dead.
     pub(super) fn orphans(&self, state: &State, marked: Mask) -> Mask {
-        let is_orphan =
-            |run| state.assignment(run).is_some_and(|of| self.is_dead(state, marked, of.incarnation));
+        let is_orphan = |run| {
+            state.assignment(run).is_some_and(|of| self.is_dead(state, marked, of.incarnation))
+        };
         mask(RUNS, is_orphan)
     }
 
@@ -89,7 +97,12 @@ impl Protocol {
             || (self.is(Variant::NoExpiryMark) && !state.has_live_lease(of))
     }
 
-    pub(super) fn commit_upkeep(&self, state: &mut State, statement: Statement, effect: Effect) -> Answer {
+    pub(super) fn commit_upkeep(
+        &self,
+        state: &mut State,
+        statement: Statement,
+        effect: Effect,
+    ) -> Answer {
         match statement {
             Statement::Sweep => {
                 mark_gone(state, effect.workers);
@@ -102,8 +115,11 @@ impl Protocol {
                 rows(effect.sessions).for_each(|session| self.mark_waiting(state, session));
             }
             Statement::ExpireSessions => {
-                let locked =
-                    if self.is(Variant::OneSnapshotExpiry) { self.locked_sessions(state) } else { 0 };
+                let locked = if self.is(Variant::OneSnapshotExpiry) {
+                    self.locked_sessions(state)
+                } else {
+                    0
+                };
                 for session in rows(effect.sessions & !locked) {
                     state.past.expired_busy_session |= self.has_live_run(state, session);
                     end_session(state, session, EndReason::Expired);

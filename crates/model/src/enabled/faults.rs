@@ -27,10 +27,12 @@ impl Protocol {
         }
         if budget.upkeep_crashes > 0 {
             let is_up = |process: &usize| state.stopped_processes & bit(*process) == 0;
-            actions.extend((0..PROCESSES).filter(is_up).map(|process| Action::StopUpkeep { process }));
+            actions
+                .extend((0..PROCESSES).filter(is_up).map(|process| Action::StopUpkeep { process }));
         }
         if budget.lost_directories > 0 {
-            let all = (0..SESSIONS).flat_map(|session| (0..WORKERS).map(move |root| (session, root)));
+            let all =
+                (0..SESSIONS).flat_map(|session| (0..WORKERS).map(move |root| (session, root)));
             let can = all.filter(|(session, root)| can_lose(state, *session, *root));
             actions.extend(can.map(|(session, root)| Action::LoseDirectory { session, root }));
         }
@@ -52,7 +54,8 @@ impl Protocol {
         }
         if budget.rejections > 0 {
             let is_done = |run: &usize| matches!(now.runs[*run], LocalRun::Done { .. });
-            actions.extend((0..RUNS).filter(is_done).map(|run| Action::RejectCommit { worker, run }));
+            actions
+                .extend((0..RUNS).filter(is_done).map(|run| Action::RejectCommit { worker, run }));
         }
     }
 
@@ -60,8 +63,9 @@ impl Protocol {
     pub(crate) fn request_actions(&self, state: &State, actions: &mut Vec<Action>) {
         let budget = &state.budget;
         if budget.drains > 0 {
-            let can =
-                |worker: &usize| state.workers[*worker].is_acting() && !state.workers[*worker].is_draining;
+            let can = |worker: &usize| {
+                state.workers[*worker].is_acting() && !state.workers[*worker].is_draining
+            };
             actions.extend((0..WORKERS).filter(can).map(|worker| Action::Drain { worker }));
         }
         if budget.cancels > 0 {

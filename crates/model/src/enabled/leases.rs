@@ -22,17 +22,30 @@ impl Protocol {
             state.sessions[session].holder == Some(me) || now.leases[session] != LocalLease::None
         };
         let is_busy = now.runs.iter().any(|run| run.is_active());
-        if now.is_draining && !(0..SESSIONS).any(holds) && !is_busy && !state.awaits(worker, changes_lease) {
+        if now.is_draining
+            && !(0..SESSIONS).any(holds)
+            && !is_busy
+            && !state.awaits(worker, changes_lease)
+        {
             actions.push(Action::Leave { worker });
         }
     }
 
-    fn session_actions(&self, state: &State, worker: usize, session: usize, actions: &mut Vec<Action>) {
+    fn session_actions(
+        &self,
+        state: &State,
+        worker: usize,
+        session: usize,
+        actions: &mut Vec<Action>,
+    ) {
         let now = &state.workers[worker];
         let row = state.sessions[session];
         let holds = row.holder == Some(state.incarnation(worker));
-        let is_busy = (0..RUNS).any(|run| self.session_of(run) == session && now.runs[run].is_active());
-        if state.awaits(worker, |statement| changes_lease(statement) && session_of(statement) == session) {
+        let is_busy =
+            (0..RUNS).any(|run| self.session_of(run) == session && now.runs[run].is_active());
+        if state.awaits(worker, |statement| {
+            changes_lease(statement) && session_of(statement) == session
+        }) {
             return;
         }
         match now.leases[session] {
@@ -45,7 +58,9 @@ impl Protocol {
             LocalLease::Held(epoch) | LocalLease::Closing(epoch) if now.is_draining && !is_busy => {
                 actions.push(Action::Release { worker, session, epoch });
             }
-            LocalLease::Releasing(epoch) => actions.push(Action::Release { worker, session, epoch }),
+            LocalLease::Releasing(epoch) => {
+                actions.push(Action::Release { worker, session, epoch })
+            }
             _ => {}
         }
         self.removal_actions(state, worker, session, actions);
@@ -63,7 +78,13 @@ impl Protocol {
             && state.live_holder(session).is_none()
     }
 
-    fn removal_actions(&self, state: &State, worker: usize, session: usize, actions: &mut Vec<Action>) {
+    fn removal_actions(
+        &self,
+        state: &State,
+        worker: usize,
+        session: usize,
+        actions: &mut Vec<Action>,
+    ) {
         let now = &state.workers[worker];
         if now.removing & bit(session) != 0 {
             return actions.push(Action::RemoveDirectory { worker, session });
@@ -72,7 +93,10 @@ impl Protocol {
             let of_session = |run: &usize| self.session_of(*run) == session;
             let is_held = matches!(now.leases[session], LocalLease::Held(_));
             let can_cancel = |run: LocalRun| {
-                matches!(run, LocalRun::Assigned { .. } | LocalRun::Checked { .. } | LocalRun::Running(_))
+                matches!(
+                    run,
+                    LocalRun::Assigned { .. } | LocalRun::Checked { .. } | LocalRun::Running(_)
+                )
             };
             let is_busy = (0..RUNS).filter(of_session).any(|run| now.runs[run].is_executed());
             let cancels = (0..RUNS).filter(of_session).any(|run| can_cancel(now.runs[run]));

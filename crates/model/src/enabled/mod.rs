@@ -17,8 +17,9 @@ impl Protocol {
     /// fence itself, or a sandbox to end: these take less than a tick.
     pub(crate) fn time_actions(&self, state: &State, actions: &mut Vec<Action>) {
         let must_end = |worker| (0..RUNS).any(|run| self.must_kill(state, worker, run));
-        let must_act =
-            |worker| self.must_fence(state, worker) || self.must_renew(state, worker) || must_end(worker);
+        let must_act = |worker| {
+            self.must_fence(state, worker) || self.must_renew(state, worker) || must_end(worker)
+        };
         if (0..WORKERS).any(must_act) {
             return;
         }
@@ -35,7 +36,8 @@ impl Protocol {
             self.worker_actions(state, worker, actions);
         }
         for run in 0..self.bounds.runs.len() {
-            let is_sent = state.calls.iter().any(|call| call.statement == Statement::Insert { run });
+            let is_sent =
+                state.calls.iter().any(|call| call.statement == Statement::Insert { run });
             if !is_sent && self.is_admissible(state, run) {
                 actions.push(Action::Insert { run });
             }
@@ -62,8 +64,10 @@ impl Protocol {
         let processes = if self.bounds.two_upkeep_processes { PROCESSES } else { 1 };
         for process in 0..processes {
             let is_stopped = state.stopped_processes & bit(process) != 0;
-            let is_waiting =
-                state.calls.iter().any(|call| call.is_awaited && call.by == Sender::Upkeep(process));
+            let is_waiting = state
+                .calls
+                .iter()
+                .any(|call| call.is_awaited && call.by == Sender::Upkeep(process));
             if is_stopped || is_waiting || !self.may_own_upkeep(state, process) {
                 continue;
             }
@@ -73,7 +77,8 @@ impl Protocol {
                 Action::ExpireQueued { process },
             ];
             let is_due = |task: &Action| {
-                task.upkeep().is_some_and(|(_, statement)| self.upkeep_effect(state, statement).is_ok())
+                task.upkeep()
+                    .is_some_and(|(_, statement)| self.upkeep_effect(state, statement).is_ok())
             };
             actions.extend(tasks.into_iter().filter(is_due));
         }
@@ -117,11 +122,12 @@ impl Protocol {
         is_expired && !self.is(Variant::NoSelfFencing)
     }
 
-    /// Whether `codelia-init` must kill a command, because its worker is stopped and has not extended
-    /// its time. A worker that is not stopped kills it itself.
+    /// Whether `codelia-init` must kill a command, because its worker is stopped and has not
+    /// extended its time. A worker that is not stopped kills it itself.
     fn must_kill(&self, state: &State, worker: usize, run: usize) -> bool {
         let now = &state.workers[worker];
-        let knows_end = matches!(now.runs[run], LocalRun::Running(Command { is_kept_alive: true, .. }));
+        let knows_end =
+            matches!(now.runs[run], LocalRun::Running(Command { is_kept_alive: true, .. }));
         knows_end
             && now.pause == Pause::Stopped
             && !state.believes_leased(worker)
@@ -131,7 +137,8 @@ impl Protocol {
     /// Whether a tick passed since the worker's last renewal.
     fn must_renew(&self, state: &State, worker: usize) -> bool {
         let now = &state.workers[worker];
-        let is_renewing = || state.awaits(worker, |statement| matches!(statement, Statement::Renew { .. }));
+        let is_renewing =
+            || state.awaits(worker, |statement| matches!(statement, Statement::Renew { .. }));
         let margin = if self.is(Variant::NoMargin) { 0 } else { MARGIN };
         now.is_running()
             && state.believes_leased(worker)

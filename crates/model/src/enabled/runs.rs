@@ -9,7 +9,13 @@ use crate::{
 };
 
 impl Protocol {
-    pub(super) fn run_actions(&self, state: &State, worker: usize, run: usize, actions: &mut Vec<Action>) {
+    pub(super) fn run_actions(
+        &self,
+        state: &State,
+        worker: usize,
+        run: usize,
+        actions: &mut Vec<Action>,
+    ) {
         let is_waiting = state.awaits(worker, |statement| run_of(statement) == Some(run));
         let local = state.workers[worker].runs[run];
         match local {
@@ -24,7 +30,9 @@ impl Protocol {
                     actions.push(Action::Append { worker, run });
                 }
             }
-            LocalRun::Done { .. } if !is_waiting => actions.push(Action::SendCommit { worker, run }),
+            LocalRun::Done { .. } if !is_waiting => {
+                actions.push(Action::SendCommit { worker, run })
+            }
             LocalRun::Abandoning { epoch } if !is_waiting => {
                 actions.push(Action::SendAbandon { worker, run, epoch });
             }
@@ -37,8 +45,8 @@ impl Protocol {
             _ => {}
         }
         let live = state.runs[run].live.filter(|live| live.canceled_in.is_some());
-        let is_ours =
-            live.and_then(|live| live.assignment).map(|of| of.incarnation) == Some(state.incarnation(worker));
+        let is_ours = live.and_then(|live| live.assignment).map(|of| of.incarnation)
+            == Some(state.incarnation(worker));
         if is_ours && local.canceled() != local && !state.workers[worker].is_partitioned {
             actions.push(Action::NoticeCancel { worker, run });
         }
@@ -53,14 +61,17 @@ impl Protocol {
         }
         let me = state.incarnation(worker);
         if let Some(assignment) = state.assignment(run).filter(|of| of.incarnation == me) {
-            let is_changing = state.awaits(worker, |statement| statement == Statement::Acquire { session });
+            let is_changing =
+                state.awaits(worker, |statement| statement == Statement::Acquire { session });
             if now.runs[run] != LocalRun::HandedBack && (!is_changing || now.is_draining) {
                 actions.push(Action::TakeAssigned { worker, run, epoch: assignment.epoch });
             }
         }
         let row = state.sessions[session];
         let is_takeable = state.is_queued(run) && row.holder == Some(me) && row.is_open();
-        if let (true, LocalLease::Held(epoch)) = (is_takeable && !now.is_draining, now.leases[session]) {
+        if let (true, LocalLease::Held(epoch)) =
+            (is_takeable && !now.is_draining, now.leases[session])
+        {
             actions.push(Action::TakeQueued { worker, run, epoch });
         }
     }

@@ -13,7 +13,9 @@ use crate::{
 impl State {
     /// Whether a worker waits for the answer to a matching statement.
     pub(crate) fn awaits(&self, worker: usize, is: impl Fn(Statement) -> bool) -> bool {
-        self.calls.iter().any(|call| call.is_awaited && call.worker() == Some(worker) && is(call.statement))
+        self.calls
+            .iter()
+            .any(|call| call.is_awaited && call.worker() == Some(worker) && is(call.statement))
     }
 
     pub(crate) fn send_from(&mut self, worker: usize, statement: Statement) {
@@ -61,7 +63,9 @@ impl Protocol {
                 state.workers[worker].incarnation = number;
                 state.workers[worker].valid_until = self.valid_until(state, worker, sent);
             }
-            (Statement::Renew { sent }, answer) => self.receive_renewal(state, worker, sent, &call, answer),
+            (Statement::Renew { sent }, answer) => {
+                self.receive_renewal(state, worker, sent, &call, answer)
+            }
             (Statement::Acquire { session }, Answer::Acquired { epoch, has_files }) => {
                 self.open_session(state, worker, session, epoch, has_files);
             }
@@ -88,7 +92,14 @@ impl Protocol {
         }
     }
 
-    fn receive_renewal(&self, state: &mut State, worker: usize, sent: Time, call: &Call, answer: Answer) {
+    fn receive_renewal(
+        &self,
+        state: &mut State,
+        worker: usize,
+        sent: Time,
+        call: &Call,
+        answer: Answer,
+    ) {
         let is_late = !state.believes_leased(worker)
             && !self.is(Variant::RevivedLease)
             && !self.is(Variant::NoSelfFencing);
@@ -116,7 +127,14 @@ impl Protocol {
 
     /// Opens the directory of a session that was just acquired. If the files of a used session are
     /// lost, the session ends.
-    fn open_session(&self, state: &mut State, worker: usize, session: usize, epoch: u8, has_files: bool) {
+    fn open_session(
+        &self,
+        state: &mut State,
+        worker: usize,
+        session: usize,
+        epoch: u8,
+        has_files: bool,
+    ) {
         let directory = &mut state.directories[session][self.root(worker)];
         if *directory == Directory::Missing {
             if has_files && !self.is(Variant::NoFilesCheck) {

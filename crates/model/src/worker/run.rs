@@ -56,8 +56,8 @@ impl Protocol {
         let now = &state.workers[worker];
         let is_forgotten = self.is(Variant::NoPushMemory) && !now.runs[run].is_active();
         let is_known = now.runs[run] != LocalRun::Unknown && !is_forgotten;
-        let is_ours =
-            now.incarnation == incarnation.number && now.leases[self.session_of(run)].epoch() == Some(epoch);
+        let is_ours = now.incarnation == incarnation.number
+            && now.leases[self.session_of(run)].epoch() == Some(epoch);
         if !is_known && is_ours && state.believes_leased(worker) {
             // A push is about the assignment that the insert made.
             let found = Found { epoch, turn: 0, is_canceled: false, is_full };
@@ -88,7 +88,8 @@ impl Protocol {
         let is_exempt =
             state.workers[worker].has_unchecked_clock || state.workers[worker].has_unchecked_pause;
         state.past.missed_directory |= *directory == Directory::Missing && !is_exempt;
-        state.past.missed_files |= *directory == Directory::Empty && was_used && !self.bounds.allow_data_loss;
+        state.past.missed_files |=
+            *directory == Directory::Empty && was_used && !self.bounds.allow_data_loss;
         *directory = Directory::HasFiles;
         state.past.used |= bit(session);
         state.past.starts[run] += 1;
@@ -128,15 +129,25 @@ impl Protocol {
 
     pub(crate) fn reject_commit(&self, state: &mut State, worker: usize, run: usize) {
         if let LocalRun::Done { epoch, .. } = state.workers[worker].runs[run] {
-            state.workers[worker].runs[run] =
-                if self.is(Variant::NoAbandon) { LocalRun::Ended } else { LocalRun::Abandoning { epoch } };
+            state.workers[worker].runs[run] = if self.is(Variant::NoAbandon) {
+                LocalRun::Ended
+            } else {
+                LocalRun::Abandoning { epoch }
+            };
         }
     }
 
     /// Notes a result that the worker drops although it is stored.
-    pub(super) fn record_refused_result(&self, state: &mut State, run: usize, call: &Call, epoch: u8) {
+    pub(super) fn record_refused_result(
+        &self,
+        state: &mut State,
+        run: usize,
+        call: &Call,
+        epoch: u8,
+    ) {
         let under = call.incarnation().map(|incarnation| Assignment { incarnation, epoch });
-        let is_stored = state.runs[run].ended.is_some_and(|ended| ended.by.is_some() && ended.by == under);
+        let is_stored =
+            state.runs[run].ended.is_some_and(|ended| ended.by.is_some() && ended.by == under);
         state.past.refused_stored_result |= is_stored;
     }
 }

@@ -74,7 +74,10 @@ pub(crate) fn drains() -> Bounds {
 
 /// A caller cancels a run whose worker crashes.
 pub(crate) fn cancels() -> Bounds {
-    Bounds { pushes: 0, ..bounds(&[1], 4, Budget { crashes: 1, cancels: 1, slow_calls: 1, ..NONE }) }
+    Bounds {
+        pushes: 0,
+        ..bounds(&[1], 4, Budget { crashes: 1, cancels: 1, slow_calls: 1, ..NONE })
+    }
 }
 
 /// A caller closes a session while a call is in flight.
@@ -89,7 +92,10 @@ pub(crate) fn closes_and_crashes() -> Bounds {
 
 /// A session expires while calls are in flight.
 pub(crate) fn expiry() -> Bounds {
-    Bounds { expires_at: Some(1), ..bounds(&[0, 0], 1, Budget { slow_calls: 1, slow_tasks: 1, ..NONE }) }
+    Bounds {
+        expires_at: Some(1),
+        ..bounds(&[0, 0], 1, Budget { slow_calls: 1, slow_tasks: 1, ..NONE })
+    }
 }
 
 /// A session expires, and its worker crashes.

@@ -67,7 +67,11 @@ impl FlagNumbers {
 }
 
 /// The bucket of a setup time.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and not negative")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "small and not negative"
+)]
 fn bucket(time: Duration) -> usize {
     let micros = (time.as_secs_f64() * 1e6).max(1.0);
     ((micros.log2() * BUCKETS_PER_DOUBLING) as usize).min(SETUP_BUCKETS - 1)
@@ -86,16 +90,23 @@ impl FlagGuard {
         let attempts = numbers.sessions + numbers.refused_sessions + numbers.runs;
         let refused = numbers.refused_sessions + numbers.refused_runs;
         let setups = numbers.setups.iter().sum();
-        share("refused sessions and runs", self.max_refused_percent, refused, attempts, self.min_count)
-            .or_else(|| {
-                let (failed, runs) = (numbers.failed_runs, numbers.runs);
-                share("runs without a sandbox", self.max_failed_percent, failed, runs, self.min_count)
-            })
-            .or_else(|| self.slow(numbers.setup_p95()?, setups))
+        share(
+            "refused sessions and runs",
+            self.max_refused_percent,
+            refused,
+            attempts,
+            self.min_count,
+        )
+        .or_else(|| {
+            let (failed, runs) = (numbers.failed_runs, numbers.runs);
+            share("runs without a sandbox", self.max_failed_percent, failed, runs, self.min_count)
+        })
+        .or_else(|| self.slow(numbers.setup_p95()?, setups))
     }
 
     fn slow(&self, p95: Duration, setups: u64) -> Option<String> {
-        let max = self.max_setup_p95.filter(|max| p95 > *max && setups >= u64::from(self.min_count))?;
+        let max =
+            self.max_setup_p95.filter(|max| p95 > *max && setups >= u64::from(self.min_count))?;
         let micros = u64::try_from(p95.as_micros()).unwrap_or(u64::MAX);
         let (p95, max) = (duration::text(Duration::from_micros(micros)), duration::text(max));
         Some(format!("the 95th percentile of {setups} setup times is at least {p95}, above {max}"))
@@ -104,6 +115,7 @@ impl FlagGuard {
 
 /// The text for a share above its limit.
 fn share(what: &str, max: Option<u8>, part: u64, all: u64, min_count: u32) -> Option<String> {
-    let max = max.filter(|max| all >= u64::from(min_count) && part * 100 > all * u64::from(*max))?;
+    let max =
+        max.filter(|max| all >= u64::from(min_count) && part * 100 > all * u64::from(*max))?;
     Some(format!("{part} of {all} {what}, above {max} %"))
 }

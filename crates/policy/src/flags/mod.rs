@@ -1,5 +1,5 @@
-//! Mode flags: rules of operators that choose the mode of new sessions or raise their floor, and how
-//! several rules combine.
+//! Mode flags: rules of operators that choose the mode of new sessions or raise their floor, and
+//! how several rules combine.
 
 mod guard;
 
@@ -95,8 +95,8 @@ impl Flags {
         Self(rules)
     }
 
-    /// Decides about a new session. The floor is the highest of all rules that match. The mode is that
-    /// of the first rule that matches and whose mode reaches `tenant_floor` and the floor.
+    /// Decides about a new session. The floor is the highest of all rules that match. The mode is
+    /// that of the first rule that matches and whose mode reaches `tenant_floor` and the floor.
     #[must_use]
     pub fn choose(&self, subject: FlagSubject<'_>, tenant_floor: IsolationLevel) -> FlagChoice {
         let matching = || self.0.iter().filter(|(flag, rule)| rule.matches(&flag.id, subject));
@@ -124,8 +124,8 @@ fn rank((flag, rule): &(FlagRef, FlagRule)) -> (Reverse<usize>, bool, u8, &FlagI
 }
 
 impl FlagRule {
-    /// Whether the rule is about a session. The same session always gets the same answer, and one that
-    /// is in a share is also in every larger share of the same flag.
+    /// Whether the rule is about a session. The same session always gets the same answer, and one
+    /// that is in a share is also in every larger share of the same flag.
     fn matches(&self, id: &FlagId, subject: FlagSubject<'_>) -> bool {
         self.tenant.as_ref().is_none_or(|tenant| tenant == subject.tenant)
             && self.labels.iter().all(|(name, value)| subject.labels.get(name) == Some(value))

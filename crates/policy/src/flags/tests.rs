@@ -21,7 +21,8 @@ fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 fn chosen(flags: &Flags, labels: &BTreeMap<String, String>, floor: IsolationLevel) -> FlagChoice {
-    let subject = FlagSubject { session: SessionId::generate(), tenant: &"a".parse().unwrap(), labels };
+    let subject =
+        FlagSubject { session: SessionId::generate(), tenant: &"a".parse().unwrap(), labels };
     flags.choose(subject, floor)
 }
 
@@ -29,18 +30,23 @@ fn chosen(flags: &Flags, labels: &BTreeMap<String, String>, floor: IsolationLeve
 fn labels_come_before_tenant_and_tenant_before_all() {
     let tenant = |id: &str| Some(id.parse().unwrap());
     let all = flag("a-all", rule(100, Some(Mode::Logical), None));
-    let of_tenant = flag("b-tenant", FlagRule { tenant: tenant("a"), ..rule(100, Some(Mode::Bwrap), None) });
+    let of_tenant =
+        flag("b-tenant", FlagRule { tenant: tenant("a"), ..rule(100, Some(Mode::Bwrap), None) });
     let of_labels = flag(
         "c-labels",
         FlagRule { labels: labels(&[("team", "x")]), ..rule(100, Some(Mode::Nsjail), None) },
     );
-    let other = flag("d-other", FlagRule { tenant: tenant("b"), ..rule(100, Some(Mode::Container), None) });
+    let other =
+        flag("d-other", FlagRule { tenant: tenant("b"), ..rule(100, Some(Mode::Container), None) });
     let flags = Flags::new(vec![all, of_tenant, other, of_labels]);
     let mode = |labels| chosen(&flags, &labels, IsolationLevel::None).mode.unwrap().0;
     assert_eq!(mode(labels(&[("team", "x"), ("more", "y")])), Mode::Nsjail);
     assert_eq!(mode(labels(&[("team", "y")])), Mode::Bwrap);
-    let subject =
-        FlagSubject { session: SessionId::generate(), tenant: &"c".parse().unwrap(), labels: &labels(&[]) };
+    let subject = FlagSubject {
+        session: SessionId::generate(),
+        tenant: &"c".parse().unwrap(),
+        labels: &labels(&[]),
+    };
     assert_eq!(flags.choose(subject, IsolationLevel::None).mode.unwrap().0, Mode::Logical);
 }
 
@@ -48,8 +54,9 @@ fn labels_come_before_tenant_and_tenant_before_all() {
 fn smaller_share_comes_before_larger() {
     let whole = flag("a", rule(100, Some(Mode::Bwrap), None));
     let flags = Flags::new(vec![whole, flag("b", rule(10, Some(Mode::Nsjail), None))]);
-    let modes: Vec<Mode> =
-        (0..2000).map(|_| chosen(&flags, &labels(&[]), IsolationLevel::None).mode.unwrap().0).collect();
+    let modes: Vec<Mode> = (0..2000)
+        .map(|_| chosen(&flags, &labels(&[]), IsolationLevel::None).mode.unwrap().0)
+        .collect();
     let share = modes.iter().filter(|mode| **mode == Mode::Nsjail).count();
     assert!((120..280).contains(&share), "{share} of 2000");
 }

@@ -30,19 +30,21 @@ impl Policy {
         self
     }
 
-    /// Merges the policy below into this one. The result allows what both allow; its lists are sorted.
+    /// Merges the policy below into this one. The result allows what both allow; its lists are
+    /// sorted.
     #[must_use]
     pub fn merge(&self, lower: &Self) -> Self {
         let mut merged = self.merge_fields(lower);
         merged.filesystem.close_writable_paths();
         merged.layout.directories = self.layout.merge_directories(&lower.layout);
-        (merged.network.allowed_hosts, merged.network.ask_hosts) = self.network.merge_hosts(&lower.network);
+        (merged.network.allowed_hosts, merged.network.ask_hosts) =
+            self.network.merge_hosts(&lower.network);
         (merged.syscalls.mode, merged.syscalls.names) = self.syscalls.merge_names(&lower.syscalls);
         merged
     }
 
-    /// This policy with every absent field that a lower policy could loosen set to its default. After
-    /// this, a lower policy can only tighten.
+    /// This policy with every absent field that a lower policy could loosen set to its default.
+    /// After this, a lower policy can only tighten.
     #[must_use]
     pub fn with_defaults(mut self) -> Self {
         self = self.as_installation();
@@ -94,7 +96,8 @@ impl HostLists {
     /// `None` if the policy has neither list. If it has one, the other is empty.
     fn of(policy: &NetworkPolicy) -> Option<Self> {
         policy.allowed_hosts.as_ref().or(policy.ask_hosts.as_ref())?;
-        let expand = |list: &Option<Vec<String>>| hosts::expand(list.as_deref().unwrap_or_default());
+        let expand =
+            |list: &Option<Vec<String>>| hosts::expand(list.as_deref().unwrap_or_default());
         let allowed = hosts::normalized(expand(&policy.allowed_hosts));
         let permitted = hosts::normalized([allowed.clone(), expand(&policy.ask_hosts)].concat());
         Some(Self { allowed, permitted })
@@ -221,10 +224,13 @@ mod tests {
 
     #[test]
     fn mode_proxy_closes_hosts_that_it_does_not_list() {
-        let merged =
-            |upper: &str, lower: &str| network(upper).as_installation().merge(&network(lower)).network;
-        let closed =
-            merged("{mode: proxy}", "{allowed_hosts: [a.x], allowed_ports: [22, 443], credentials: [c]}");
+        let merged = |upper: &str, lower: &str| {
+            network(upper).as_installation().merge(&network(lower)).network
+        };
+        let closed = merged(
+            "{mode: proxy}",
+            "{allowed_hosts: [a.x], allowed_ports: [22, 443], credentials: [c]}",
+        );
         assert_eq!(closed.allowed_hosts, Some(Vec::new()));
         assert_eq!(closed.allowed_ports, Some(vec![443]));
         assert_eq!(closed.credentials, Some(Vec::new()));

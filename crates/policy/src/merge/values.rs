@@ -19,18 +19,25 @@ pub(crate) fn upper<T: Clone>(upper: &Option<T>, lower: &Option<T>) -> Option<T>
     upper.as_ref().or(lower.as_ref()).cloned()
 }
 
-/// Nothing yet: [`Policy::merge`](crate::Policy::merge) decides about the field together with others.
+/// Nothing yet: [`Policy::merge`](crate::Policy::merge) decides about the field together with
+/// others.
 pub(crate) fn with_others<T: Default>(_: &T, _: &T) -> T {
     T::default()
 }
 
 /// The items that are in both lists. An absent list has every item.
-pub(crate) fn equal<T: Ord + Clone>(upper: &Option<Vec<T>>, lower: &Option<Vec<T>>) -> Option<Vec<T>> {
+pub(crate) fn equal<T: Ord + Clone>(
+    upper: &Option<Vec<T>>,
+    lower: &Option<Vec<T>>,
+) -> Option<Vec<T>> {
     intersect(upper, lower, items)
 }
 
 /// The paths that both lists cover: theirs, and those below. An absent list covers everything.
-pub(crate) fn below(upper: &Option<Vec<PathBuf>>, lower: &Option<Vec<PathBuf>>) -> Option<Vec<PathBuf>> {
+pub(crate) fn below(
+    upper: &Option<Vec<PathBuf>>,
+    lower: &Option<Vec<PathBuf>>,
+) -> Option<Vec<PathBuf>> {
     intersect(upper, lower, trees)
 }
 
@@ -44,8 +51,8 @@ pub(crate) fn hosts(upper: &[String], lower: &[String]) -> Vec<String> {
     hosts::normalized([hosts::expand(upper), hosts::expand(lower)].concat())
 }
 
-/// Whether a list covers an item. Built once for each list, so that the list is not searched for each
-/// item.
+/// Whether a list covers an item. Built once for each list, so that the list is not searched for
+/// each item.
 pub(super) type Covers<'a, T> = Box<dyn Fn(&T) -> bool + 'a>;
 
 /// Covers equal items.
@@ -105,6 +112,12 @@ mod tests {
 
     fn pairwise<T: Ord + Clone>(a: &[T], b: &[T], is_covered: impl Fn(&T, &T) -> bool) -> Vec<T> {
         let covered = |list: &[T], item: &T| list.iter().any(|upper| is_covered(item, upper));
-        sorted(a.iter().chain(b).filter(|item| covered(a, item) && covered(b, item)).cloned().collect())
+        sorted(
+            a.iter()
+                .chain(b)
+                .filter(|item| covered(a, item) && covered(b, item))
+                .cloned()
+                .collect(),
+        )
     }
 }

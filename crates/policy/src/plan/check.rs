@@ -37,7 +37,8 @@ const CPUS: &str = "policy.resources.cpus";
 /// Refuses a policy that mode `logical` cannot enforce.
 pub(super) fn check_logical(policy: &Policy) -> Result<(), PlanError> {
     let (files, process) = (&policy.filesystem, &policy.process);
-    let has_paths = |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
+    let has_paths =
+        |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
     let requested = [
         (ISOLATION_LEVEL, policy.isolation_level > Some(IsolationLevel::None)),
         (READ_ONLY_PATHS, has_paths(&files.read_only_paths)),
@@ -59,11 +60,14 @@ pub(super) fn check_logical(policy: &Policy) -> Result<(), PlanError> {
         (LOG_SIGNALS, policy.logging.signals == Some(true)),
         (LOG_FILES, policy.logging.file_operations == Some(true)),
     ];
-    let first = requested.into_iter().find_map(|(field, is_requested)| is_requested.then_some(field));
+    let first =
+        requested.into_iter().find_map(|(field, is_requested)| is_requested.then_some(field));
     match first.or(policy.network.proxy_field()).or(IoLimits::from_policy(policy).field()) {
-        Some(field) => {
-            Err(PlanError { field, mode: Mode::Logical, remedy: remedy(field, Mode::Logical, false) })
-        }
+        Some(field) => Err(PlanError {
+            field,
+            mode: Mode::Logical,
+            remedy: remedy(field, Mode::Logical, false),
+        }),
         None => Ok(()),
     }
 }
@@ -79,9 +83,14 @@ pub(super) fn check_logical_network(requested: Option<NetworkMode>) -> Result<()
 }
 
 /// Refuses a transactional run that a mode on this host cannot keep apart from its workspace.
-pub(super) fn check_transaction(mode: Mode, policy: &Policy, host: Enforceable) -> Result<(), PlanError> {
+pub(super) fn check_transaction(
+    mode: Mode,
+    policy: &Policy,
+    host: Enforceable,
+) -> Result<(), PlanError> {
     let refuse = |remedy| Err(PlanError { field: TRANSACTION, mode, remedy: Some(remedy) });
-    let has_paths = |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
+    let has_paths =
+        |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
     let files = &policy.filesystem;
     match mode {
         Mode::Logical | Mode::Container => refuse("use mode native, bwrap or nsjail"),
@@ -102,8 +111,13 @@ pub(super) fn check_transaction(mode: Mode, policy: &Policy, host: Enforceable) 
     }
 }
 
-/// The first field that an isolating mode needs and that this host, or this version, cannot enforce.
-pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable) -> Option<&'static str> {
+/// The first field that an isolating mode needs and that this host, or this version, cannot
+/// enforce.
+pub(super) fn unenforceable_field(
+    mode: Mode,
+    policy: &Policy,
+    host: Enforceable,
+) -> Option<&'static str> {
     let (files, process) = (&policy.filesystem, &policy.process);
     let enforced = [
         ("mode", mode != Mode::Logical),
@@ -140,11 +154,14 @@ pub(super) fn unenforceable_field(mode: Mode, policy: &Policy, host: Enforceable
         let mut fields = IoLimits::from_policy(policy).fields();
         fields.find_map(|(field, direction)| (!is_enforced(direction)).then_some(field))
     };
-    enforced.into_iter().find_map(|(field, is_enforced)| (!is_enforced).then_some(field)).or_else(rate_limit)
+    enforced
+        .into_iter()
+        .find_map(|(field, is_enforced)| (!is_enforced).then_some(field))
+        .or_else(rate_limit)
 }
 
-/// Whether reads of a command can wait for decisions. An image is one tree with its own files, of which
-/// Landlock can leave out nothing.
+/// Whether reads of a command can wait for decisions. An image is one tree with its own files, of
+/// which Landlock can leave out nothing.
 fn can_ask(mode: Mode, host: Enforceable) -> bool {
     host.asked_reads && host.violations && mode != Mode::Container
 }
@@ -159,7 +176,8 @@ fn can_log(mode: Mode, host: Enforceable) -> bool {
     host.violations && mode != Mode::Container
 }
 
-/// The network of an isolated command. Names the field that this host, or mode `host`, cannot enforce.
+/// The network of an isolated command. Names the field that this host, or mode `host`, cannot
+/// enforce.
 pub(super) fn isolated_network(
     mode: Mode,
     requested: Option<NetworkMode>,
@@ -201,7 +219,9 @@ pub fn egress_remedy(mode: Mode) -> &'static str {
 #[must_use]
 pub fn limits_remedy(mode: Mode, watches: bool) -> &'static str {
     match mode {
-        Mode::Container => "give the container engine cgroups with the controllers memory, pids and cpu",
+        Mode::Container => {
+            "give the container engine cgroups with the controllers memory, pids and cpu"
+        }
         Mode::Bwrap | Mode::Nsjail | Mode::Native if !watches => {
             "start codelia in a delegated cgroup (systemd-run --user --scope -p Delegate=yes), or set \
              sandbox.limit_enforcement=best_effort to have limits watched instead"
@@ -241,7 +261,9 @@ pub(super) fn remedy(field: &str, mode: Mode, watches: bool) -> Option<&'static 
         READ_ONLY_PATHS if mode != Mode::Logical => Some(
             "in filesystem.mode dynamic, leave out paths below what every command reads, such as /usr and /tmp",
         ),
-        _ if limits.iter().any(|limit| limit.field() == field) => Some(limits_remedy(mode, watches)),
+        _ if limits.iter().any(|limit| limit.field() == field) => {
+            Some(limits_remedy(mode, watches))
+        }
         _ if !field.starts_with("policy.network.") => None,
         _ if mode == Mode::Logical => Some(ISOLATE),
         _ => Some("use network mode proxy"),

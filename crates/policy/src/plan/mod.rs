@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 
 use self::check::{
     OVERLAY_PATHS, READ_ONLY_PATHS, check_logical, check_logical_network, check_transaction,
-    isolated_network, remedy, unenforceable_field, unenforced_limits, unwatchable_limits, watched_limits,
+    isolated_network, remedy, unenforceable_field, unenforced_limits, unwatchable_limits,
+    watched_limits,
 };
 use crate::{
     EgressRules, Ids, Layout, Limit, Limits, Mount, Policy, RunSpec, WORKSPACE, egress,
@@ -147,10 +148,12 @@ pub struct PlanTarget {
 }
 
 impl Plan {
-    /// Whether it is for a container runtime with a kernel of its own: one that counts no violations.
+    /// Whether it is for a container runtime with a kernel of its own: one that counts no
+    /// violations.
     #[must_use]
     pub fn has_own_kernel(&self) -> bool {
-        let counts = self.security.as_ref().is_some_and(|security| security.violation_limit.is_some());
+        let counts =
+            self.security.as_ref().is_some_and(|security| security.violation_limit.is_some());
         self.mode == Mode::Container && !counts
     }
 
@@ -161,7 +164,11 @@ impl Plan {
     ///
     /// # Errors
     /// Names the requested field that cannot be enforced.
-    pub fn logical(target: PlanTarget, spec: &RunSpec, host: Enforceable) -> Result<Self, PlanError> {
+    pub fn logical(
+        target: PlanTarget,
+        spec: &RunSpec,
+        host: Enforceable,
+    ) -> Result<Self, PlanError> {
         let PlanTarget { sandbox, session, root } = target;
         check_logical_network(spec.network)?;
         check_logical(&spec.policy)?;
@@ -192,7 +199,8 @@ impl Plan {
         })
     }
 
-    /// Makes the plan for a run in one of the isolating modes. `ids` are the command's ids on the host.
+    /// Makes the plan for a run in one of the isolating modes. `ids` are the command's ids on the
+    /// host.
     ///
     /// Every limit, the policy and the network must be enforceable; otherwise the plan is refused.
     /// With best effort ([`Enforceable::watches`]) limits may be watched instead.
@@ -207,7 +215,8 @@ impl Plan {
     ) -> Result<Self, PlanError> {
         let PlanTarget { sandbox, session, root } = target;
         let watches = host.enforceable.watches;
-        let refuse = |field| PlanError { field, mode: spec.mode, remedy: remedy(field, spec.mode, watches) };
+        let refuse =
+            |field| PlanError { field, mode: spec.mode, remedy: remedy(field, spec.mode, watches) };
         if let Some(field) = unenforceable_field(spec.mode, &spec.policy, host.enforceable) {
             return Err(refuse(field));
         }
@@ -235,13 +244,15 @@ impl Plan {
             env: isolated_env(network),
             hostname: Some(HOSTNAME.to_owned()),
             limits: spec.limits.clone(),
-            unenforced: unwatchable_limits(&spec.requested_limits, host.enforceable).map_err(refuse)?,
+            unenforced: unwatchable_limits(&spec.requested_limits, host.enforceable)
+                .map_err(refuse)?,
             watched: watched_limits(host.enforceable),
             io: IoLimits::from_policy(&spec.policy),
             cpus: spec.policy.resources.cpus.clone(),
             profile: spec.policy.container.profile.clone(),
             network,
-            egress: (network == NetworkMode::Proxy).then(|| EgressRules::from_policy(&spec.policy.network)),
+            egress: (network == NetworkMode::Proxy)
+                .then(|| EgressRules::from_policy(&spec.policy.network)),
             security: Some(security),
         })
     }
@@ -251,7 +262,11 @@ impl Plan {
     ///
     /// # Errors
     /// Names the field that no host can enforce.
-    pub fn check(mode: Mode, network: Option<NetworkMode>, policy: &Policy) -> Result<(), PlanError> {
+    pub fn check(
+        mode: Mode,
+        network: Option<NetworkMode>,
+        policy: &Policy,
+    ) -> Result<(), PlanError> {
         if mode == Mode::Logical {
             check_logical_network(network)?;
             return check_logical(policy);
@@ -285,8 +300,8 @@ impl Plan {
         self
     }
 
-    /// Has the sandbox mount the directories of its volumes, by the names of the volumes. A backend refuses a
-    /// plan with a volume that has no directory.
+    /// Has the sandbox mount the directories of its volumes, by the names of the volumes. A backend
+    /// refuses a plan with a volume that has no directory.
     #[must_use]
     pub fn with_volumes(mut self, directories: &BTreeMap<String, PathBuf>) -> Self {
         for mount in &mut self.mounts {
@@ -303,7 +318,9 @@ impl Plan {
     #[must_use]
     pub fn writable_host_paths(&self) -> Vec<PathBuf> {
         let shared = |mount: &Mount| match mount {
-            Mount::Bind { source, writable: true, .. } if *source != self.root => Some(source.clone()),
+            Mount::Bind { source, writable: true, .. } if *source != self.root => {
+                Some(source.clone())
+            }
             _ => None,
         };
         self.mounts.iter().filter_map(shared).collect()

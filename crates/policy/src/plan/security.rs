@@ -93,13 +93,15 @@ impl Security {
 }
 
 impl Security {
-    /// What a command reads without a decision: all mounts but those that are asked for and what they
-    /// cover.
+    /// What a command reads without a decision: all mounts but those that are asked for and what
+    /// they cover.
     #[must_use]
     pub fn free_reads(&self, mounts: &[Mount]) -> Vec<PathBuf> {
-        let is_file_tree = |mount: &&Mount| !matches!(mount, Mount::Symlink { .. } | Mount::Hidden { .. });
+        let is_file_tree =
+            |mount: &&Mount| !matches!(mount, Mount::Symlink { .. } | Mount::Hidden { .. });
         let targets = mounts.iter().filter(is_file_tree).map(Mount::target);
-        let is_free = |target: &&Path| !self.asked_reads.iter().any(|asked| target.starts_with(asked));
+        let is_free =
+            |target: &&Path| !self.asked_reads.iter().any(|asked| target.starts_with(asked));
         targets.filter(is_free).map(Path::to_owned).collect()
     }
 }

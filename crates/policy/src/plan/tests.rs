@@ -42,11 +42,16 @@ fn unenforceable_default_limit_is_listed() {
 
 #[test]
 fn logical_mode_refuses_unenforceable_network() {
-    let error = plan(&spec(LimitsRequest::default(), Some(NetworkMode::None)), Enforceable::default());
+    let error =
+        plan(&spec(LimitsRequest::default(), Some(NetworkMode::None)), Enforceable::default());
     assert_eq!(error.unwrap_err().field, "network");
 }
 
-fn isolated(policy: Policy, network: Option<NetworkMode>, host: &HostInfo) -> Result<Plan, PlanError> {
+fn isolated(
+    policy: Policy,
+    network: Option<NetworkMode>,
+    host: &HostInfo,
+) -> Result<Plan, PlanError> {
     let spec = RunSpec { mode: Mode::Bwrap, policy, ..spec(LimitsRequest::default(), network) };
     let ids = Ids { uid: 200_000, gid: 200_000 };
     Plan::isolated(target(), &spec, host, ids)
@@ -90,8 +95,13 @@ fn transaction_is_refused_unless_all_changes_can_be_dropped() {
 fn transaction_replaces_only_the_workspace() {
     let plan = isolated(Policy::default(), None, &HostInfo::fully_capable()).unwrap();
     let changed = plan.clone().with_transaction(Path::new("/layer"));
-    let differing: Vec<_> =
-        plan.mounts.iter().zip(&changed.mounts).filter(|(old, new)| old != new).map(|(_, new)| new).collect();
+    let differing: Vec<_> = plan
+        .mounts
+        .iter()
+        .zip(&changed.mounts)
+        .filter(|(old, new)| old != new)
+        .map(|(_, new)| new)
+        .collect();
     let (source, target, layer) = ("/s".into(), WORKSPACE.into(), "/layer".into());
     assert_eq!(differing, [&Mount::Transaction { source, target, layer }]);
 }
@@ -99,8 +109,11 @@ fn transaction_replaces_only_the_workspace() {
 #[test]
 fn only_workspace_is_writable_by_default() {
     let plan = isolated(Policy::default(), None, &HostInfo::fully_capable()).unwrap();
-    let writable: Vec<_> =
-        plan.mounts.iter().filter(|mount| matches!(mount, Mount::Bind { writable: true, .. })).collect();
+    let writable: Vec<_> = plan
+        .mounts
+        .iter()
+        .filter(|mount| matches!(mount, Mount::Bind { writable: true, .. }))
+        .collect();
     let workspace = Mount::Bind { source: "/s".into(), target: WORKSPACE.into(), writable: true };
     assert_eq!(writable, [&workspace]);
     assert_eq!(plan.network, NetworkMode::None);
@@ -120,7 +133,10 @@ fn isolating_mode_refuses_unenforceable_defaults() {
     let mut policy = Policy::default();
     assert!(isolated(policy.clone(), None, &host).is_ok());
     policy.process.allowed_executables = Some(vec!["/usr/bin/git".into()]);
-    assert_eq!(isolated(policy, None, &host).unwrap_err().field, "policy.process.allowed_executables");
+    assert_eq!(
+        isolated(policy, None, &host).unwrap_err().field,
+        "policy.process.allowed_executables"
+    );
 }
 
 #[test]
@@ -146,7 +162,9 @@ fn network_policy(yaml: &str) -> Policy {
 
 #[test]
 fn network_is_tightest_of_policy_and_request() {
-    for requested in [None, Some(NetworkMode::None), Some(NetworkMode::Proxy), Some(NetworkMode::Host)] {
+    for requested in
+        [None, Some(NetworkMode::None), Some(NetworkMode::Proxy), Some(NetworkMode::Host)]
+    {
         for mode in ["", "mode: none", "mode: proxy", "mode: host"] {
             let policy = network_policy(&format!("{{{mode}}}"));
             let expected = policy.network.effective_mode(requested);
@@ -181,7 +199,9 @@ fn proxy_alone_has_rules_variables_and_resolver() {
     };
     let proxy = plan(NetworkMode::Proxy);
     assert_eq!(proxy.egress.as_ref().unwrap().allowed_ports, [80, 443]);
-    for (name, value) in [("HTTPS_PROXY", "http://127.0.0.1:3128"), ("no_proxy", "localhost,127.0.0.1,::1")] {
+    for (name, value) in
+        [("HTTPS_PROXY", "http://127.0.0.1:3128"), ("no_proxy", "localhost,127.0.0.1,::1")]
+    {
         assert_eq!(proxy.env[name], value);
     }
     assert_eq!(resolver(&proxy), 1);
@@ -244,7 +264,10 @@ fn network_by_executable_is_refused_in_every_mode() {
     let in_logical = network_policy("{executables: [/usr/bin/git]}");
     let error = Plan::check(Mode::Logical, None, &in_logical).unwrap_err();
     assert_eq!(error.field, "policy.network.executables");
-    assert!(error.to_string().contains("use mode native"), "only isolating modes have `none`: {error}");
+    assert!(
+        error.to_string().contains("use mode native"),
+        "only isolating modes have `none`: {error}"
+    );
     let error = isolated(policy, None, &HostInfo::fully_capable()).unwrap_err();
     assert_eq!(error.field, "policy.network.executables");
 }
@@ -252,7 +275,8 @@ fn network_by_executable_is_refused_in_every_mode() {
 #[test]
 fn denied_paths_are_hidden_last() {
     let mut policy = Policy::default();
-    policy.filesystem.read_only_paths = Some(vec!["/opt/a/b".into(), "/opt".into(), "/srv/no/x".into()]);
+    policy.filesystem.read_only_paths =
+        Some(vec!["/opt/a/b".into(), "/opt".into(), "/srv/no/x".into()]);
     policy.filesystem.denied_paths = vec!["/srv/no".into(), "/opt/secret".into()];
     let plan = isolated(policy, None, &HostInfo::fully_capable()).unwrap();
     let tail: Vec<_> = plan.mounts.iter().rev().take(4).rev().map(Mount::target).collect();
@@ -303,7 +327,8 @@ fn denied_path_behind_symlink_is_hidden() {
     let mut policy = Policy::default();
     policy.filesystem.denied_paths = vec!["/bin/sh".into(), "/sbin".into()];
     let plan = isolated(policy, None, &HostInfo::fully_capable()).unwrap();
-    let hidden: Vec<_> = plan.mounts.iter().filter(|mount| matches!(mount, Mount::Hidden { .. })).collect();
+    let hidden: Vec<_> =
+        plan.mounts.iter().filter(|mount| matches!(mount, Mount::Hidden { .. })).collect();
     assert_eq!(
         hidden.iter().map(|mount| mount.target()).collect::<Vec<_>>(),
         ["/usr/bin/sh", "/usr/sbin"].map(Path::new)

@@ -2,7 +2,8 @@
 
 use super::{
     maximum::{
-        ENTRIES, LAYOUT_PATHS, MAX_HOST_GLOBS, PATHS, PATTERNS, TooLarge, VOLUMES, at_most, check_bytes,
+        ENTRIES, LAYOUT_PATHS, MAX_HOST_GLOBS, PATHS, PATTERNS, TooLarge, VOLUMES, at_most,
+        check_bytes,
     },
     value::Value,
 };
@@ -124,7 +125,8 @@ mod tests {
 
     #[test]
     fn host_globs_are_few() {
-        let globs = |count| Some((0..count).map(|n| format!("a{n}x*.example.com")).collect::<Vec<_>>());
+        let globs =
+            |count| Some((0..count).map(|n| format!("a{n}x*.example.com")).collect::<Vec<_>>());
         let mut policy = Policy::default();
         policy.network.allowed_hosts = globs(MAX_HOST_GLOBS);
         assert_eq!(field(&policy), None);

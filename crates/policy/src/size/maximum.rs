@@ -61,12 +61,17 @@ pub(super) struct Maximum {
     remedy: &'static str,
 }
 
-pub(super) const ENTRIES: Maximum = Maximum { entries: MAX_ENTRIES, unit: "entries", remedy: "remove some" };
-pub(super) const VOLUMES: Maximum = Maximum { entries: MAX_VOLUMES, unit: "volumes", remedy: "remove some" };
+pub(super) const ENTRIES: Maximum =
+    Maximum { entries: MAX_ENTRIES, unit: "entries", remedy: "remove some" };
+pub(super) const VOLUMES: Maximum =
+    Maximum { entries: MAX_VOLUMES, unit: "volumes", remedy: "remove some" };
 pub(super) const LAYOUT_PATHS: Maximum =
     Maximum { entries: MAX_LAYOUT_PATHS, unit: "paths", remedy: "name directories above them" };
-pub(super) const PATHS: Maximum =
-    Maximum { entries: MAX_PATHS, unit: "paths in the lists of filesystem", remedy: NAME_DIRECTORIES };
+pub(super) const PATHS: Maximum = Maximum {
+    entries: MAX_PATHS,
+    unit: "paths in the lists of filesystem",
+    remedy: NAME_DIRECTORIES,
+};
 pub(super) const PATTERNS: Maximum = Maximum {
     entries: MAX_PATTERNS,
     unit: "patterns in the lists of command",

@@ -8,8 +8,12 @@ use std::{
 
 use codelia_types::NetworkMode;
 
-use super::maximum::{MAX_PATH_BYTES, MAX_PATH_COMPONENTS, MAX_TEXT_BYTES, SHORTEN, TooLarge, at_most};
-use crate::{EnvironmentMode, FilesystemMode, IsolationLevel, LayoutDirectory, SyscallMode, VolumeMount};
+use super::maximum::{
+    MAX_PATH_BYTES, MAX_PATH_COMPONENTS, MAX_TEXT_BYTES, SHORTEN, TooLarge, at_most,
+};
+use crate::{
+    EnvironmentMode, FilesystemMode, IsolationLevel, LayoutDirectory, SyscallMode, VolumeMount,
+};
 
 /// The value of a field of a policy.
 pub(crate) trait Value {
@@ -73,7 +77,9 @@ impl<E: Entry> Value for Vec<E> {
     }
 
     fn check_entries(&self, field: &str) -> Result<(), TooLarge> {
-        self.iter().enumerate().try_for_each(|(at, entry)| entry.check(format_args!("{field}[{at}]")))
+        self.iter()
+            .enumerate()
+            .try_for_each(|(at, entry)| entry.check(format_args!("{field}[{at}]")))
     }
 
     fn bytes(&self) -> usize {
@@ -110,7 +116,8 @@ impl Entry for String {
 impl Entry for PathBuf {
     fn check(&self, field: fmt::Arguments<'_>) -> Result<(), TooLarge> {
         at_most(field, self.as_os_str().len(), MAX_PATH_BYTES, "bytes", SHORTEN)?;
-        let components = self.components().filter(|part| matches!(part, Component::Normal(_))).count();
+        let components =
+            self.components().filter(|part| matches!(part, Component::Normal(_))).count();
         at_most(field, components, MAX_PATH_COMPONENTS, "components", SHORTEN)
     }
 

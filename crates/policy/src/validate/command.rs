@@ -54,8 +54,12 @@ impl CommandRules {
         let allowed = policy.allowed_patterns.as_ref();
         Ok(Self {
             max_length: policy.max_length,
-            blocked: blocked.map(|patterns| compile("command.blocked_patterns", patterns)).transpose()?,
-            allowed: allowed.map(|patterns| compile("command.allowed_patterns", patterns)).transpose()?,
+            blocked: blocked
+                .map(|patterns| compile("command.blocked_patterns", patterns))
+                .transpose()?,
+            allowed: allowed
+                .map(|patterns| compile("command.allowed_patterns", patterns))
+                .transpose()?,
         })
     }
 
@@ -78,7 +82,9 @@ impl CommandRules {
 }
 
 fn check_patterns(field: &'static str, patterns: &[String]) -> Result<(), PolicyError> {
-    if let Some(at) = patterns.iter().position(|pattern| pattern.is_empty() || pattern.contains('\0')) {
+    if let Some(at) =
+        patterns.iter().position(|pattern| pattern.is_empty() || pattern.contains('\0'))
+    {
         return fail(format!("{field}[{at}]"), "must not be empty or contain a null byte");
     }
     // Compiling takes longer than all other checks, and most policies have no patterns.
@@ -130,6 +136,9 @@ mod tests {
         assert_eq!(check("cargo test"), Ok(()));
         assert_eq!(check("cargo run"), Err("command.allowed_patterns".into()));
         assert_eq!(check("cargo test --release"), Err("command.blocked_patterns".into()));
-        assert_eq!(check(&format!("cargo test {}", "a".repeat(30))), Err("command.max_length".into()));
+        assert_eq!(
+            check(&format!("cargo test {}", "a".repeat(30))),
+            Err("command.max_length".into())
+        );
     }
 }

@@ -20,6 +20,9 @@ impl From<TooLarge> for PolicyError {
 }
 
 /// Refuses a field.
-pub(crate) fn fail<T>(field: impl Into<String>, message: impl Into<String>) -> Result<T, PolicyError> {
+pub(crate) fn fail<T>(
+    field: impl Into<String>,
+    message: impl Into<String>,
+) -> Result<T, PolicyError> {
     Err(PolicyError { field: field.into(), message: message.into() })
 }

@@ -24,15 +24,18 @@ const SANDBOX_PATHS: [&str; 8] =
     [WORKSPACE, "/proc", "/dev", "/sys", "/tmp", "/var/tmp", "/run", "/.codelia-init"];
 
 /// Where the runtime is. A volume has no place in it.
-const RUNTIME_PATHS: [&str; 8] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc"];
+const RUNTIME_PATHS: [&str; 8] =
+    ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc"];
 
 impl FilesystemPolicy {
     pub(super) fn validate(&self) -> Result<(), PolicyError> {
-        let has_paths = |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
+        let has_paths =
+            |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
         if has_paths(&self.read_write_paths) && self.mode == Some(FilesystemMode::Static) {
             return fail(READ_WRITE, "must be empty in filesystem.mode static; use overlay_paths");
         }
-        let (writes, overlays) = (has_paths(&self.read_write_paths), has_paths(&self.overlay_paths));
+        let (writes, overlays) =
+            (has_paths(&self.read_write_paths), has_paths(&self.overlay_paths));
         if self.mode == Some(FilesystemMode::Dynamic) && (writes || overlays) {
             let field = if writes { READ_WRITE } else { OVERLAY };
             return fail(field, "must be empty in filesystem.mode dynamic; use read_only_paths");
@@ -56,7 +59,10 @@ impl FilesystemPolicy {
     fn check_volumes(&self) -> Result<(), PolicyError> {
         for (at, volume) in self.mounted_volumes().iter().enumerate() {
             if volume.name.parse::<VolumeName>().is_err() {
-                return fail(format!("{VOLUMES}[{at}].name"), "must be of [a-z0-9-], 1 to 63 characters");
+                return fail(
+                    format!("{VOLUMES}[{at}].name"),
+                    "must be of [a-z0-9-], 1 to 63 characters",
+                );
             }
             let field = format!("{VOLUMES}[{at}].path");
             check_mount_path(&field, &volume.path)?;
@@ -107,22 +113,27 @@ impl FilesystemPolicy {
         let denied: PathTrie<_> = self.denied_paths.iter().collect();
         for (field, paths) in self.lists().into_iter().take(3) {
             if let Some(at) = paths.iter().position(|path| denied.covers(path)) {
-                return fail(format!("{field}[{at}]"), "is below a path in filesystem.denied_paths");
+                return fail(
+                    format!("{field}[{at}]"),
+                    "is below a path in filesystem.denied_paths",
+                );
             }
         }
         match self.below_writable() {
-            Some((field, at)) => {
-                fail(format!("{field}[{at}]"), "is below a writable path, where the command could replace it")
-            }
+            Some((field, at)) => fail(
+                format!("{field}[{at}]"),
+                "is below a writable path, where the command could replace it",
+            ),
             None => Ok(()),
         }
     }
 
-    /// The first path that is below a path the command can write to, as field and index. The command
-    /// could replace it with a symlink, so nothing can be mounted there.
+    /// The first path that is below a path the command can write to, as field and index. The
+    /// command could replace it with a symlink, so nothing can be mounted there.
     pub(crate) fn below_writable(&self) -> Option<(&'static str, usize)> {
         let [_, writable, overlaid, _] = self.lists();
-        let uppers = [writable, overlaid].map(|(own, paths)| (own, paths.iter().collect::<PathTrie<_>>()));
+        let uppers =
+            [writable, overlaid].map(|(own, paths)| (own, paths.iter().collect::<PathTrie<_>>()));
         let inside = |field, path: &Path| {
             uppers.iter().any(|(own, uppers)| {
                 // A path is not below itself.
@@ -139,8 +150,11 @@ impl FilesystemPolicy {
 /// Checks that a policy may mount something at the path.
 fn check_mount_path(field: &str, path: &Path) -> Result<(), PolicyError> {
     check_path(field, path)?;
-    match SANDBOX_PATHS.iter().find(|own| path.starts_with(own) || Path::new(own).starts_with(path)) {
-        Some(own) => fail(field, format!("conflicts with {own}, which the sandbox itself provides")),
+    match SANDBOX_PATHS.iter().find(|own| path.starts_with(own) || Path::new(own).starts_with(path))
+    {
+        Some(own) => {
+            fail(field, format!("conflicts with {own}, which the sandbox itself provides"))
+        }
         None => Ok(()),
     }
 }
@@ -155,8 +169,8 @@ mod tests {
 
     /// Paths with few names, so that they overlap. `a-b` sorts between `a` and `a/b` by bytes.
     fn paths() -> impl Strategy<Value = Vec<PathBuf>> {
-        let path =
-            vec(select(vec!["a", "b", "a-b"]), 1..4).prop_map(|names| iter::once("/").chain(names).collect());
+        let path = vec(select(vec!["a", "b", "a-b"]), 1..4)
+            .prop_map(|names| iter::once("/").chain(names).collect());
         vec(path, 0..4)
     }
 
@@ -165,7 +179,9 @@ mod tests {
         let [_, writable, overlaid, _] = policy.lists();
         let inside = |field, path: &PathBuf| {
             [writable, overlaid].iter().any(|(own, uppers)| {
-                uppers.iter().any(|upper| path.starts_with(upper) && (field != *own || path != upper))
+                uppers
+                    .iter()
+                    .any(|upper| path.starts_with(upper) && (field != *own || path != upper))
             })
         };
         policy.lists().into_iter().find_map(|(field, paths)| {

@@ -20,11 +20,13 @@ impl LayoutPolicy {
             }
         }
         let mut executable = self.executable_paths.iter().flatten().enumerate();
-        executable.try_for_each(|(at, path)| check_relative(&format!("{EXECUTABLE_PATHS}[{at}]"), path))
+        executable
+            .try_for_each(|(at, path)| check_relative(&format!("{EXECUTABLE_PATHS}[{at}]"), path))
     }
 }
 
-/// Checks that a path is below the workspace and normalized, so that paths compare by their components.
+/// Checks that a path is below the workspace and normalized, so that paths compare by their
+/// components.
 fn check_relative(field: &str, path: &Path) -> Result<(), PolicyError> {
     let is_name = |part: Component<'_>| matches!(part, Component::Normal(_));
     let text = path.as_os_str();
@@ -49,8 +51,7 @@ mod tests {
 
     #[test]
     fn invalid_layout_is_refused_by_field() {
-        let good =
-            "{read_only_workspace: true, directories: [{path: a/b, max_bytes: 1}], executable_paths: [a]}";
+        let good = "{read_only_workspace: true, directories: [{path: a/b, max_bytes: 1}], executable_paths: [a]}";
         assert_eq!(field(good), None);
         for path in ["/a", "..", "a/../b", "'.'", "a//b", "''"] {
             let directory = field(&format!("{{directories: [{{path: {path}}}]}}"));

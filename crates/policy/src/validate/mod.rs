@@ -1,4 +1,5 @@
-//! Validation of policies: every path is absolute, no field contradicts another. An error names the field by its path in the document.
+//! Validation of policies: every path is absolute, no field contradicts another. An error names the
+//! field by its path in the document.
 
 mod command;
 mod error;
@@ -28,7 +29,10 @@ impl Policy {
     pub fn validate(&self, ceilings: &Ceilings) -> Result<(), PolicyError> {
         self.check_size()?;
         if !self.delegate.is_empty() {
-            return fail("delegate", "only the policy of an organisation or a project delegates; remove it");
+            return fail(
+                "delegate",
+                "only the policy of an organisation or a project delegates; remove it",
+            );
         }
         self.filesystem.validate()?;
         self.layout.validate()?;
@@ -51,9 +55,13 @@ impl Policy {
             (Some(IsolationLevel::Process | IsolationLevel::Full), Mode::Logical) => {
                 fail("isolation_level", "mode logical provides LEVEL_0 only; use an isolating mode")
             }
-            (Some(IsolationLevel::None), Mode::Bwrap | Mode::Nsjail | Mode::Native | Mode::Container) => {
-                fail("isolation_level", format!("LEVEL_0 is only valid in mode logical, not in {mode}"))
-            }
+            (
+                Some(IsolationLevel::None),
+                Mode::Bwrap | Mode::Nsjail | Mode::Native | Mode::Container,
+            ) => fail(
+                "isolation_level",
+                format!("LEVEL_0 is only valid in mode logical, not in {mode}"),
+            ),
             _ => Ok(()),
         }
     }
@@ -68,7 +76,10 @@ impl Policy {
         if let (Some(requested), Some(above)) = (&self.container.profile, &upper.container.profile)
             && requested != above
         {
-            return fail("container.profile", format!("must be {above:?}, which the policy above sets"));
+            return fail(
+                "container.profile",
+                format!("must be {above:?}, which the policy above sets"),
+            );
         }
         let merged = upper.merge(self);
         let granted = merged.filesystem.mounted_volumes();
@@ -103,19 +114,25 @@ impl Policy {
         self.check_network_within(upper)
     }
 
-    /// Checks that this policy of a tenant gives nothing that the policy of the installation and the
-    /// defaults do not, so that it can only restrict the tenant. `network` is the installation's
-    /// default network.
+    /// Checks that this policy of a tenant gives nothing that the policy of the installation and
+    /// the defaults do not, so that it can only restrict the tenant. `network` is the
+    /// installation's default network.
     ///
     /// # Errors
     /// Names the value that would give more.
-    pub fn check_tenant(&self, installation: &Self, network: Option<NetworkMode>) -> Result<(), PolicyError> {
+    pub fn check_tenant(
+        &self,
+        installation: &Self,
+        network: Option<NetworkMode>,
+    ) -> Result<(), PolicyError> {
         self.check_within(installation)?;
         let most = installation.network.mode.max(network).unwrap_or(NetworkMode::None);
         if self.network.mode.is_some_and(|mode| mode > most) {
             return fail(
                 "network.mode",
-                format!("must be at most {most}, as in the policy of the installation; leave it out"),
+                format!(
+                    "must be at most {most}, as in the policy of the installation; leave it out"
+                ),
             );
         }
         let above = installation.clone().with_defaults();
@@ -137,7 +154,9 @@ impl Policy {
         {
             return fail(
                 "network.mode",
-                format!("must be at most {above}, which the policy above sets; ask an operator to open it"),
+                format!(
+                    "must be at most {above}, which the policy above sets; ask an operator to open it"
+                ),
             );
         }
         if let Some(above) = upper.network.permitted_hosts() {
@@ -183,17 +202,35 @@ mod tests {
                 "filesystem: {read_only_paths: [/opt/a], denied_paths: [/opt]}",
                 "filesystem.read_only_paths[0]",
             ),
-            ("filesystem: {read_write_paths: [/opt], denied_paths: [/opt/a]}", "filesystem.denied_paths[0]"),
+            (
+                "filesystem: {read_write_paths: [/opt], denied_paths: [/opt/a]}",
+                "filesystem.denied_paths[0]",
+            ),
             ("filesystem: {read_write_paths: [/opt, /opt/a]}", "filesystem.read_write_paths[1]"),
             ("filesystem: {volumes: [{name: A, path: /cache}]}", "filesystem.volumes[0].name"),
             ("filesystem: {volumes: [{name: a, path: cache}]}", "filesystem.volumes[0].path"),
-            ("filesystem: {volumes: [{name: a, path: /cache/../etc}]}", "filesystem.volumes[0].path"),
-            ("filesystem: {volumes: [{name: a, path: /workspace/a}]}", "filesystem.volumes[0].path"),
+            (
+                "filesystem: {volumes: [{name: a, path: /cache/../etc}]}",
+                "filesystem.volumes[0].path",
+            ),
+            (
+                "filesystem: {volumes: [{name: a, path: /workspace/a}]}",
+                "filesystem.volumes[0].path",
+            ),
             ("filesystem: {volumes: [{name: a, path: /usr/local}]}", "filesystem.volumes[0].path"),
             ("filesystem: {volumes: [{name: a, path: /}]}", "filesystem.volumes[0].path"),
-            ("filesystem: {volumes: [{name: a, path: /c}, {name: a, path: /d}]}", "filesystem.volumes[1]"),
-            ("filesystem: {volumes: [{name: a, path: /c}, {name: b, path: /c/d}]}", "filesystem.volumes[1]"),
-            ("filesystem: {volumes: [{name: a, path: /c}], denied_paths: [/c/d]}", "filesystem.volumes[0]"),
+            (
+                "filesystem: {volumes: [{name: a, path: /c}, {name: a, path: /d}]}",
+                "filesystem.volumes[1]",
+            ),
+            (
+                "filesystem: {volumes: [{name: a, path: /c}, {name: b, path: /c/d}]}",
+                "filesystem.volumes[1]",
+            ),
+            (
+                "filesystem: {volumes: [{name: a, path: /c}], denied_paths: [/c/d]}",
+                "filesystem.volumes[0]",
+            ),
             ("filesystem: {max_total_bytes: 0}", "filesystem.max_total_bytes"),
             ("filesystem: {max_inodes: 10000001}", "filesystem.max_inodes"),
             ("filesystem: {max_file_bytes: 0}", "filesystem.max_file_bytes"),
@@ -206,7 +243,10 @@ mod tests {
             ("network: {mode: none, allowed_hosts: [a.example]}", "network.allowed_hosts"),
             ("network: {mode: none, allowed_ports: [80]}", "network.allowed_ports"),
             ("network: {mode: proxy, allowed_hosts: [a, 'B']}", "network.allowed_hosts[1]"),
-            ("network: {allowed_hosts: ['set:registries', 'set:nothing']}", "network.allowed_hosts[1]"),
+            (
+                "network: {allowed_hosts: ['set:registries', 'set:nothing']}",
+                "network.allowed_hosts[1]",
+            ),
             ("network: {ask_hosts: ['*', 'a.*']}", "network.ask_hosts[1]"),
             ("network: {blocked_hosts: ['127.1']}", "network.blocked_hosts[0]"),
             ("network: {allowed_ports: [443, 0]}", "network.allowed_ports[1]"),
@@ -226,7 +266,10 @@ mod tests {
             ("environment: {names: [A]}", "environment.names"),
             ("environment: {mode: explicit, names: ['A=B']}", "environment.names[0]"),
             ("command: {allowed_patterns: ['(']}", "command.allowed_patterns[0]"),
-            ("command: {blocked_patterns: ['a', '(a{1000}){1000}']}", "command.blocked_patterns[1]"),
+            (
+                "command: {blocked_patterns: ['a', '(a{1000}){1000}']}",
+                "command.blocked_patterns[1]",
+            ),
             ("command: {max_length: 0}", "command.max_length"),
         ] {
             assert_eq!(field(yaml), expected, "{yaml}");
@@ -264,11 +307,16 @@ mod tests {
 
     #[test]
     fn network_not_allowed_above_is_refused() {
-        let policy = |yaml: &str| Policy::parse(&format!("network: {yaml}"), crate::Format::Yaml).unwrap();
-        let upper =
-            policy("{mode: proxy, allowed_hosts: ['*.example.com'], ask_hosts: [a.org], credentials: [npm]}");
+        let policy =
+            |yaml: &str| Policy::parse(&format!("network: {yaml}"), crate::Format::Yaml).unwrap();
+        let upper = policy(
+            "{mode: proxy, allowed_hosts: ['*.example.com'], ask_hosts: [a.org], credentials: [npm]}",
+        );
         for (lower, expected) in [
-            ("{mode: proxy, allowed_hosts: [x.example.com, '*.com', a.org], credentials: [npm]}", None),
+            (
+                "{mode: proxy, allowed_hosts: [x.example.com, '*.com', a.org], credentials: [npm]}",
+                None,
+            ),
             ("{mode: none}", None),
             ("{mode: host}", Some("network.mode")),
             ("{allowed_hosts: [x.example.com, example.com]}", Some("network.allowed_hosts[1]")),

@@ -37,7 +37,10 @@ impl NetworkPolicy {
                 match entry.strip_prefix(host_sets::PREFIX) {
                     Some(name) if host_sets::find(name).is_none() => {
                         let names: Vec<_> = HOST_SETS.iter().map(|set| set.name).collect();
-                        return fail(field(), format!("unknown set {name:?} (known: {})", names.join(", ")));
+                        return fail(
+                            field(),
+                            format!("unknown set {name:?} (known: {})", names.join(", ")),
+                        );
                     }
                     None if !hosts::is_pattern(entry) => return fail(field(), hosts::EXPECTED),
                     _ => {}

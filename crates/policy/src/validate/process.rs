@@ -8,8 +8,8 @@ use super::{
     field::check_path,
 };
 use crate::{
-    ContainerPolicy, EnvironmentMode, EnvironmentPolicy, ProcessPolicy, ResourcePolicy, SyscallMode,
-    SyscallPolicy, syscalls,
+    ContainerPolicy, EnvironmentMode, EnvironmentPolicy, ProcessPolicy, ResourcePolicy,
+    SyscallMode, SyscallPolicy, syscalls,
 };
 
 /// The shortest and the longest time that output may be held back.
@@ -53,7 +53,9 @@ impl ResourcePolicy {
         let Some(cpus) = &self.cpus else { return Ok(()) };
         match cpus.iter().position(|cpu| *cpu > MAX_CPU) {
             Some(at) => fail(format!("resources.cpus[{at}]"), format!("maximum is {MAX_CPU}")),
-            None if cpus.is_empty() => fail("resources.cpus", "is empty; omit it to allow all processors"),
+            None if cpus.is_empty() => {
+                fail("resources.cpus", "is empty; omit it to allow all processors")
+            }
             None => Ok(()),
         }
     }
@@ -121,7 +123,10 @@ impl EnvironmentPolicy {
     }
 
     /// The first of these variables that a run may not set.
-    pub fn first_refused<'a>(&self, names: impl IntoIterator<Item = &'a String>) -> Option<&'a String> {
+    pub fn first_refused<'a>(
+        &self,
+        names: impl IntoIterator<Item = &'a String>,
+    ) -> Option<&'a String> {
         if self.mode != Some(EnvironmentMode::Explicit) {
             return None;
         }

@@ -90,9 +90,9 @@ pub struct Revocation {
 }
 
 impl Store {
-    /// Decides about an approval. Of several decisions the first one counts. A run that waits for it
-    /// is queued, or ends as refused, in the same transaction. What was permitted when the run was
-    /// admitted and is not any more cannot be allowed.
+    /// Decides about an approval. Of several decisions the first one counts. A run that waits for
+    /// it is queued, or ends as refused, in the same transaction. What was permitted when the run
+    /// was admitted and is not any more cannot be allowed.
     ///
     /// # Errors
     /// [`Error::TooManyApprovals`] if too much is granted already.
@@ -110,7 +110,9 @@ impl Store {
         if found.requested_by == decision.key {
             return Ok(DecisionResult::NotDecided(NotDecided::OwnRequest));
         }
-        if found.kind.is_once_only() && decision.allow.is_some_and(|scope| scope != ApprovalScope::Once) {
+        if found.kind.is_once_only()
+            && decision.allow.is_some_and(|scope| scope != ApprovalScope::Once)
+        {
             return Ok(DecisionResult::NotDecided(NotDecided::OnceOnly));
         }
         if found.path.is_empty() && decision.reach.is_some() {
@@ -133,13 +135,15 @@ impl Store {
             let current = get(&mut *tx, tenant, id).await?.unwrap_or(found);
             return Ok(DecisionResult::NotDecided(NotDecided::Before(Box::new(current))));
         }
-        let approval = get(&mut *tx, tenant, id).await?.ok_or(Error::RowMissing { what: "approval" })?;
+        let approval =
+            get(&mut *tx, tenant, id).await?.ok_or(Error::RowMissing { what: "approval" })?;
         let kind = match decision.allow {
             Some(_) => EventKind::ApprovalAllowed,
             None => EventKind::ApprovalDenied,
         };
         let body = approval.event(kind, approval.reason.as_deref());
-        audit::insert(&self.audit, &mut *tx, &approval.event_subject(Some(decision.key)), &body).await?;
+        audit::insert(&self.audit, &mut *tx, &approval.event_subject(Some(decision.key)), &body)
+            .await?;
         let run = match (held, decision.allow) {
             (Some((run, _)), Some(_)) => queue_held(&mut tx, &approval).await?.then_some(run),
             (Some(_), None) => {
@@ -179,20 +183,24 @@ impl Store {
             return Ok(DecisionResult::NotDecided(NotDecided::NotGranted(Box::new(approval))));
         }
         let body = approval.event(EventKind::ApprovalRevoked, approval.revoke_reason.as_deref());
-        audit::insert(&self.audit, &mut *tx, &approval.event_subject(Some(revocation.key)), &body).await?;
+        audit::insert(&self.audit, &mut *tx, &approval.event_subject(Some(revocation.key)), &body)
+            .await?;
         tx.commit().await?;
         Ok(DecisionResult::Decided { approval: Box::new(approval), run: None })
     }
 }
 
-/// The project or user that a decision is to hold for; `None` for another scope. The scopes above must
-/// leave the field to it. The caller holds the lock of the tenant, so that no policy changes meanwhile.
+/// The project or user that a decision is to hold for; `None` for another scope. The scopes above
+/// must leave the field to it. The caller holds the lock of the tenant, so that no policy changes
+/// meanwhile.
 async fn subject(
     tx: &mut PgConnection,
     approval: &Approval,
     scope: Option<ApprovalScope>,
 ) -> Result<Result<Option<String>, NotDecided>, Error> {
-    let Some(scope @ (ApprovalScope::User | ApprovalScope::Project)) = scope else { return Ok(Ok(None)) };
+    let Some(scope @ (ApprovalScope::User | ApprovalScope::Project)) = scope else {
+        return Ok(Ok(None));
+    };
     let field = approval.kind.field();
     let found = sqlx::query!(
         r#"SELECT created_by::text AS "user", spec #>> '{scopes,project}' AS project,
@@ -206,7 +214,8 @@ async fn subject(
     .fetch_optional(tx)
     .await?;
     let is_delegated = found.as_ref().is_some_and(|found| found.is_delegated);
-    let subject = found.and_then(|it| if scope == ApprovalScope::User { it.user } else { it.project });
+    let subject =
+        found.and_then(|it| if scope == ApprovalScope::User { it.user } else { it.project });
     Ok(match subject {
         None => Err(NotDecided::NoSubject(scope)),
         Some(_) if !is_delegated => Err(NotDecided::NotDelegated { field, scope }),
@@ -221,7 +230,8 @@ async fn update(
     decision: &Decision,
     subject: Option<&str>,
 ) -> Result<bool, Error> {
-    let state = if decision.allow.is_some() { ApprovalState::Allowed } else { ApprovalState::Denied };
+    let state =
+        if decision.allow.is_some() { ApprovalState::Allowed } else { ApprovalState::Denied };
     let updated = sqlx::query!(
         "UPDATE approvals SET state = $2, scope = $3, subject = $7, decided_by = $4, reason = $5,
                               reach = CASE WHEN path <> '' THEN coalesce($6, 'file') END,
@@ -240,9 +250,12 @@ async fn update(
     Ok(updated.rows_affected() > 0)
 }
 
-/// Locks the session and the run that wait for an approval, if there are any, so that neither ends nor
-/// changes its holder meanwhile. Returns the mode of the run, too.
-async fn lock_run(tx: &mut PgConnection, approval: &Approval) -> Result<Option<(RunToWake, Mode)>, Error> {
+/// Locks the session and the run that wait for an approval, if there are any, so that neither ends
+/// nor changes its holder meanwhile. Returns the mode of the run, too.
+async fn lock_run(
+    tx: &mut PgConnection,
+    approval: &Approval,
+) -> Result<Option<(RunToWake, Mode)>, Error> {
     let Some(run) = approval.run else { return Ok(None) };
     let session = sqlx::query!(
         r#"SELECT s.spec ->> 'mode' AS "mode!", w.address AS "holder?"
@@ -270,10 +283,13 @@ async fn lock_run(tx: &mut PgConnection, approval: &Approval) -> Result<Option<(
 
 /// Queues the run that waited. Its queue timeout begins now.
 async fn queue_held(tx: &mut PgConnection, approval: &Approval) -> Result<bool, Error> {
-    let queued =
-        sqlx::query_file_scalar!("src/sql/held_run_queue.sql", approval.run.map(|run| run.0), approval.id.0)
-            .fetch_one(tx)
-            .await?;
+    let queued = sqlx::query_file_scalar!(
+        "src/sql/held_run_queue.sql",
+        approval.run.map(|run| run.0),
+        approval.id.0
+    )
+    .fetch_one(tx)
+    .await?;
     Ok(queued > 0)
 }
 

@@ -1,4 +1,5 @@
-//! The end of approvals that nobody decides about: expiry, runs that ended, and deletion of old rows.
+//! The end of approvals that nobody decides about: expiry, runs that ended, and deletion of old
+//! rows.
 
 use codelia_types::{ApprovalId, Outcome, Reason, Refusal, RunId};
 use sqlx::{PgConnection, types::Json};
@@ -12,8 +13,8 @@ use crate::{
 };
 
 impl Store {
-    /// Records that pending approvals have expired, at most `limit`, and ends the runs that wait for
-    /// them. Returns how many.
+    /// Records that pending approvals have expired, at most `limit`, and ends the runs that wait
+    /// for them. Returns how many.
     pub async fn approval_expire_any_tenant(&self, limit: i64) -> Result<u64, Error> {
         let due = sqlx::query!(
             "SELECT id, run_id FROM approvals WHERE state = 'pending' AND expires_at <= now()
@@ -56,9 +57,13 @@ impl Store {
         Ok(())
     }
 
-    /// Deletes approvals that are older than their tenant keeps what audits need, at most `limit`, and
-    /// returns how many. A grant stays while it holds.
-    pub async fn approval_purge_any_tenant(&self, keep: &Retention, limit: i64) -> Result<u64, Error> {
+    /// Deletes approvals that are older than their tenant keeps what audits need, at most `limit`,
+    /// and returns how many. A grant stays while it holds.
+    pub async fn approval_purge_any_tenant(
+        &self,
+        keep: &Retention,
+        limit: i64,
+    ) -> Result<u64, Error> {
         let deleted = sqlx::query!(
             "DELETE FROM approvals WHERE id = ANY (ARRAY(
                  SELECT old.id FROM tenants t CROSS JOIN LATERAL (

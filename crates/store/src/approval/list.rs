@@ -33,12 +33,20 @@ pub enum ApprovalStatus {
 
 impl Store {
     /// Returns a tenant's approval.
-    pub async fn approval_get(&self, tenant: &TenantId, id: ApprovalId) -> Result<Option<Approval>, Error> {
+    pub async fn approval_get(
+        &self,
+        tenant: &TenantId,
+        id: ApprovalId,
+    ) -> Result<Option<Approval>, Error> {
         get(&self.pools.runs, tenant, id).await
     }
 
     /// Returns the approval that a run needed before it could start, if it needed one of its own.
-    pub async fn approval_of_start(&self, tenant: &TenantId, run: RunId) -> Result<Option<Approval>, Error> {
+    pub async fn approval_of_start(
+        &self,
+        tenant: &TenantId,
+        run: RunId,
+    ) -> Result<Option<Approval>, Error> {
         select_approvals!(
             "a.run_id = $1 AND a.tenant_id || '' = $2 AND a.kind <> ALL ($3) ORDER BY a.id DESC LIMIT 1",
             run.0,
@@ -76,7 +84,9 @@ impl Store {
         }
         let rows = match filter.status {
             ApprovalStatus::Pending => {
-                page!("AND a.state = 'pending' AND a.expires_at > now() ORDER BY a.id DESC LIMIT $4")
+                page!(
+                    "AND a.state = 'pending' AND a.expires_at > now() ORDER BY a.id DESC LIMIT $4"
+                )
             }
             ApprovalStatus::Granted => page!(
                 "AND a.state = 'allowed' AND a.scope <> 'once' AND a.revoked_at IS NULL
@@ -107,18 +117,21 @@ impl Store {
             return Ok(Vec::new());
         }
         let ids: Vec<Uuid> = changed.iter().map(|row| row.id).collect();
-        let rows = select_approvals!("a.id = ANY ($1) AND a.tenant_id || '' = $2", &ids, tenant.as_str())
-            .fetch_all(&self.pools.reads)
-            .await?;
+        let rows =
+            select_approvals!("a.id = ANY ($1) AND a.tenant_id || '' = $2", &ids, tenant.as_str())
+                .fetch_all(&self.pools.reads)
+                .await?;
         let mut found: std::collections::HashMap<Uuid, Approval> =
             parse(rows)?.into_iter().map(|approval| (approval.id.0, approval)).collect();
-        let in_order = changed.into_iter().filter_map(|row| Some((row.changed_at, found.remove(&row.id)?)));
+        let in_order =
+            changed.into_iter().filter_map(|row| Some((row.changed_at, found.remove(&row.id)?)));
         Ok(in_order.collect())
     }
 
     /// The time of the database, to read changes from.
     pub async fn database_now(&self) -> Result<OffsetDateTime, Error> {
-        let now = sqlx::query_scalar!(r#"SELECT now() AS "now!""#).fetch_one(&self.pools.reads).await?;
+        let now =
+            sqlx::query_scalar!(r#"SELECT now() AS "now!""#).fetch_one(&self.pools.reads).await?;
         Ok(now)
     }
 }

@@ -29,7 +29,11 @@ pub enum Withdrawn {
 impl Permitted {
     /// This, tightened by the policy and the isolation floor of a tenant. They cannot change before
     /// the transaction ends: it holds the lock of the tenant, under which policies change.
-    pub(super) async fn under_tenant(self, tx: &mut PgConnection, tenant: &TenantId) -> Result<Self, Error> {
+    pub(super) async fn under_tenant(
+        self,
+        tx: &mut PgConnection,
+        tenant: &TenantId,
+    ) -> Result<Self, Error> {
         let row = sqlx::query!(
             r#"SELECT t.isolation_floor, t.isolation_ask_floor, p.mode AS "mode: Json<Option<NetworkMode>>"
                FROM tenants t
@@ -42,7 +46,8 @@ impl Permitted {
         )
         .fetch_one(tx)
         .await?;
-        let mut floor: IsolationLevel = row::parse("tenants.isolation_floor", &row.isolation_floor)?;
+        let mut floor: IsolationLevel =
+            row::parse("tenants.isolation_floor", &row.isolation_floor)?;
         if let Some(ask) = &row.isolation_ask_floor {
             floor = floor.min(row::parse("tenants.isolation_ask_floor", ask)?);
         }
@@ -71,8 +76,8 @@ impl Permitted {
 }
 
 impl Store {
-    /// What a person allowed to a run, and the policy or the isolation floor of its tenant does not permit
-    /// any more.
+    /// What a person allowed to a run, and the policy or the isolation floor of its tenant does not
+    /// permit any more.
     pub async fn run_withdrawn(&self, run: &AssignedRun) -> Result<Option<Withdrawn>, Error> {
         let row = sqlx::query!(
             r#"SELECT lowest_isolation($1) AS isolation,

@@ -70,12 +70,12 @@ pub struct ReadGrant {
 
 impl Store {
     /// Requests an approval for a running run. Repeating it returns the pending request. What is
-    /// granted to the session or the tenant, and what was decided for this run, is returned at once;
-    /// a request that expired may be made again.
+    /// granted to the session or the tenant, and what was decided for this run, is returned at
+    /// once; a request that expired may be made again.
     ///
     /// # Errors
-    /// [`Error::TooManyApprovals`] if the run or its tenant has too many, [`Error::Fenced`] if the run
-    /// is not running, or its key is not known.
+    /// [`Error::TooManyApprovals`] if the run or its tenant has too many, [`Error::Fenced`] if the
+    /// run is not running, or its key is not known.
     pub async fn approval_request(&self, request: &ApprovalRequest) -> Result<Approval, Error> {
         if let Some(answer) = self.approval_answer(request).await? {
             return Ok(answer);
@@ -122,16 +122,23 @@ impl Store {
     /// Returns those of the approvals that are not pending any more.
     pub async fn approvals_decided(&self, ids: &[ApprovalId]) -> Result<Vec<Approval>, Error> {
         let ids: Vec<_> = ids.iter().map(|id| id.0).collect();
-        select_approvals!("a.id = ANY ($1) AND (a.state <> 'pending' OR a.expires_at <= now())", &ids)
-            .fetch_all(&self.pools.runs)
-            .await?
-            .into_iter()
-            .map(Approval::try_from)
-            .collect()
+        select_approvals!(
+            "a.id = ANY ($1) AND (a.state <> 'pending' OR a.expires_at <= now())",
+            &ids
+        )
+        .fetch_all(&self.pools.runs)
+        .await?
+        .into_iter()
+        .map(Approval::try_from)
+        .collect()
     }
 
     /// Lists what is granted to all runs of a session.
-    pub async fn approval_grants(&self, tenant: &TenantId, session: SessionId) -> Result<Vec<Grant>, Error> {
+    pub async fn approval_grants(
+        &self,
+        tenant: &TenantId,
+        session: SessionId,
+    ) -> Result<Vec<Grant>, Error> {
         let rows = sqlx::query!(
             "SELECT DISTINCT kind, host, port FROM approvals a
              WHERE tenant_id = $1 AND state = 'allowed' AND scope <> 'once' AND revoked_at IS NULL
@@ -170,7 +177,9 @@ impl Store {
         .fetch_all(&self.pools.runs)
         .await?;
         rows.into_iter()
-            .map(|row| Ok(ReadGrant { path: row.path, reach: row::parse("approvals.reach", &row.reach)? }))
+            .map(|row| {
+                Ok(ReadGrant { path: row.path, reach: row::parse("approvals.reach", &row.reach)? })
+            })
             .collect()
     }
 
@@ -236,8 +245,8 @@ impl Store {
     }
 }
 
-/// Inserts the approval that a run waits for, which the same transaction inserts. The caller holds the
-/// lock of the tenant.
+/// Inserts the approval that a run waits for, which the same transaction inserts. The caller holds
+/// the lock of the tenant.
 pub(crate) async fn insert_for_run(
     log: &AuditLog,
     tx: &mut PgConnection,
@@ -267,8 +276,13 @@ pub(crate) async fn insert_for_run(
 }
 
 /// Records the event of a request that was just inserted, and returns it.
-async fn requested(log: &AuditLog, tx: &mut PgConnection, id: ApprovalId) -> Result<Approval, Error> {
-    let approval: Approval = select_approvals!("a.id = $1", id.0).fetch_one(&mut *tx).await?.try_into()?;
+async fn requested(
+    log: &AuditLog,
+    tx: &mut PgConnection,
+    id: ApprovalId,
+) -> Result<Approval, Error> {
+    let approval: Approval =
+        select_approvals!("a.id = $1", id.0).fetch_one(&mut *tx).await?.try_into()?;
     let subject = approval.event_subject(Some(approval.requested_by));
     audit::insert(log, tx, &subject, &approval.event(EventKind::ApprovalRequested, None)).await?;
     Ok(approval)
@@ -298,6 +312,11 @@ async fn check_run(tx: &mut PgConnection, run: RunId) -> Result<(), Error> {
 }
 
 /// Fails if there are as many as allowed.
-pub(super) fn within(count: i64, limit: i64, subject: &'static str, what: &'static str) -> Result<(), Error> {
+pub(super) fn within(
+    count: i64,
+    limit: i64,
+    subject: &'static str,
+    what: &'static str,
+) -> Result<(), Error> {
     if count < limit { Ok(()) } else { Err(Error::TooManyApprovals { subject, limit, what }) }
 }

@@ -62,7 +62,8 @@ impl Chain {
         }
     }
 
-    /// Events that wait for a checkpoint, after the first `skipped`. Forgets those that were not stored.
+    /// Events that wait for a checkpoint, after the first `skipped`. Forgets those that were not
+    /// stored.
     fn waiting(&mut self, skipped: usize) -> Vec<Uuid> {
         self.waiting.retain(|event| event.since.elapsed() < STORED_WITHIN);
         self.waiting.iter().skip(skipped).take(MAX_EVENTS).map(|event| event.id).collect()
@@ -148,7 +149,10 @@ impl Store {
         loop {
             sleep(INTERVAL).await;
             if let Err(error) = self.audit_checkpoint().await {
-                tracing::warn!(error = &error as &dyn std::error::Error, "audit checkpoint failed, retrying");
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "audit checkpoint failed, retrying"
+                );
             }
         }
     }
@@ -157,7 +161,8 @@ impl Store {
     pub async fn audit_checkpoint(&self) -> Result<(), Error> {
         let AuditLog { writer, keys: Some(keys), .. } = &*self.audit else { return Ok(()) };
         let _one_at_a_time = self.audit.checkpoint.lock().await;
-        // Events that are not stored yet, or never will be, do not keep later ones from their checkpoint.
+        // Events that are not stored yet, or never will be, do not keep later ones from their
+        // checkpoint.
         let mut skipped = 0;
         loop {
             let unsure = self.audit.chain().unsure.clone();
@@ -180,10 +185,13 @@ impl Store {
         if events.is_empty() {
             return Ok(HashSet::new());
         }
-        let stored =
-            sqlx::query_scalar!("SELECT id FROM audit WHERE writer = $1 AND id = ANY ($2)", writer, events)
-                .fetch_all(&self.pools.runs)
-                .await?;
+        let stored = sqlx::query_scalar!(
+            "SELECT id FROM audit WHERE writer = $1 AND id = ANY ($2)",
+            writer,
+            events
+        )
+        .fetch_all(&self.pools.runs)
+        .await?;
         Ok(stored.into_iter().collect())
     }
 

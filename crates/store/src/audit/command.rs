@@ -1,4 +1,5 @@
-//! What the audit records of a command: a hash, to compare, and the start of its text without secrets.
+//! What the audit records of a command: a hash, to compare, and the start of its text without
+//! secrets.
 
 use codelia_policy::RunSpec;
 use serde_json::{Value, json};
@@ -12,8 +13,17 @@ const MAX_TEXT: usize = 4096;
 /// What stands for a secret.
 const REDACTED: &str = "[redacted]";
 /// Parts of names whose values are secrets.
-const SECRET_NAMES: [&str; 9] =
-    ["password", "passwd", "secret", "token", "apikey", "api_key", "api-key", "credential", "private"];
+const SECRET_NAMES: [&str; 9] = [
+    "password",
+    "passwd",
+    "secret",
+    "token",
+    "apikey",
+    "api_key",
+    "api-key",
+    "credential",
+    "private",
+];
 /// How the values of well-known secrets begin.
 const SECRET_STARTS: [&str; 10] =
     ["ghp_", "gho_", "ghs_", "github_pat_", "glpat-", "sk-", "xoxb-", "xoxp-", "AKIA", "eyJ"];
@@ -28,14 +38,13 @@ pub(crate) fn command_detail(spec: &RunSpec) -> Value {
         "mode": spec.mode.as_str(),
     });
     if let Some(tool) = &spec.tool {
-        detail["tool"] =
-            json!({ "id": tool.id.as_str(), "version": tool.version, "level": tool.level.as_str() });
+        detail["tool"] = json!({ "id": tool.id.as_str(), "version": tool.version, "level": tool.level.as_str() });
     }
     detail
 }
 
-/// The first characters of the command. Values that look like secrets are left out; that is a help, not
-/// a promise: a secret belongs in `secret_env`.
+/// The first characters of the command. Values that look like secrets are left out; that is a help,
+/// not a promise: a secret belongs in `secret_env`.
 fn preview(argv: &[String]) -> String {
     let mut text = String::new();
     let mut is_value = false;
@@ -78,7 +87,8 @@ fn redact(word: &str) -> String {
         return format!("{}{REDACTED}", &word[..=name.len()]);
     }
     if let Some((scheme, rest)) = word.split_once("://")
-        && let Some((_, host)) = rest.split('/').next().and_then(|authority| authority.rsplit_once('@'))
+        && let Some((_, host)) =
+            rest.split('/').next().and_then(|authority| authority.rsplit_once('@'))
     {
         let path = rest.find('/').map_or("", |at| &rest[at..]);
         return format!("{scheme}://{REDACTED}@{host}{path}");
@@ -112,7 +122,10 @@ mod tests {
             assert!(text.contains(REDACTED) && text.starts_with(argv[0]), "{text}");
         }
         // Control: other text is kept.
-        assert_eq!(of(&["git", "clone", "https://example.com/a@b"]), "git clone https://example.com/a@b");
+        assert_eq!(
+            of(&["git", "clone", "https://example.com/a@b"]),
+            "git clone https://example.com/a@b"
+        );
     }
 
     #[test]

@@ -39,7 +39,8 @@ kinds! {
     NetworkRefused = "NETWORK_REFUSED",
     /// The egress proxy of a worker died and was started again.
     EgressRestarted = "EGRESS_RESTARTED",
-    /// A run got near one of its limits, a session near those of its files, or a tenant near its quota of them.
+    /// A run got near one of its limits, a session near those of its files, or a tenant near its
+    /// quota of them.
     LimitNear = "LIMIT_NEAR",
     /// The files of a session reached their limit, or those of a tenant its quota.
     LimitReached = "LIMIT_REACHED",
@@ -95,10 +96,11 @@ kinds! {
     ToolReleased = "TOOL_RELEASED",
     /// A key created a volume.
     VolumeCreated = "VOLUME_CREATED",
-    /// A volume was deleted: by a key, or because it was not used for long or the tenant's have too much.
+    /// A volume was deleted: by a key, or because it was not used for long or the tenant's have too
+    /// much.
     VolumeDeleted = "VOLUME_DELETED",
-    /// A command tried to leave its sandbox, or a file call its workspace. The store carries out a part of
-    /// the response.
+    /// A command tried to leave its sandbox, or a file call its workspace. The store carries out a
+    /// part of the response.
     EscapeAttempt = "ESCAPE_ATTEMPT",
     /// Held changes of a run were applied or dropped: by a key, or because they waited too long.
     ChangesDecided = "CHANGES_DECIDED",

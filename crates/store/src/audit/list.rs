@@ -30,7 +30,9 @@ impl AuditFilter {
         let first = self.start.map_or(Uuid::nil(), first_id);
         let end = self.end.map_or(Uuid::max(), first_id);
         match (self.after, self.oldest_first) {
-            (Some(after), true) => (first.max(Uuid::from_u128(after.as_u128().saturating_add(1))), end),
+            (Some(after), true) => {
+                (first.max(Uuid::from_u128(after.as_u128().saturating_add(1))), end)
+            }
             (Some(after), false) => (first, end.min(after)),
             (None, _) => (first, end),
         }
@@ -76,7 +78,14 @@ impl Store {
             (None, _) => list_events!(self, filter, "tenant_id IS NULL", limit),
             (Some(tenant), None) => list_events!(self, filter, "tenant_id = $5", limit, tenant),
             (Some(tenant), Some(session)) => {
-                list_events!(self, filter, "session_id = $6 AND tenant_id || '' = $5", limit, tenant, session)
+                list_events!(
+                    self,
+                    filter,
+                    "session_id = $6 AND tenant_id || '' = $5",
+                    limit,
+                    tenant,
+                    session
+                )
             }
         };
         rows.into_iter().map(|row| Ok(row.split()?.0)).collect()

@@ -3,9 +3,9 @@
 //!
 //! Each row carries a MAC over its content: nobody without the installation's key can change or add
 //! one. Each process is a writer of its own. Every second it lists the rows that it stored in a
-//! checkpoint, which is chained to its previous one and signed: so a row that is missing is found. A
-//! checkpoint also names the last checkpoints of other writers, so that the end of a chain cannot be
-//! cut off unseen.
+//! checkpoint, which is chained to its previous one and signed: so a row that is missing is found.
+//! A checkpoint also names the last checkpoints of other writers, so that the end of a chain cannot
+//! be cut off unseen.
 
 mod checkpoint;
 mod command;
@@ -78,7 +78,12 @@ impl EventColumns {
 impl AuditLog {
     /// A writer that signs nothing.
     pub(crate) fn unsigned() -> Self {
-        Self { writer: Uuid::now_v7(), keys: None, chain: Mutex::default(), checkpoint: Default::default() }
+        Self {
+            writer: Uuid::now_v7(),
+            keys: None,
+            chain: Mutex::default(),
+            checkpoint: Default::default(),
+        }
     }
 
     /// An event about this. The next checkpoint covers it if it is stored by then.
@@ -119,8 +124,8 @@ impl AuditLog {
 }
 
 impl Store {
-    /// Signs the audit with keys that are derived from this one. Without a key its rows are not protected
-    /// from changes in the database.
+    /// Signs the audit with keys that are derived from this one. Without a key its rows are not
+    /// protected from changes in the database.
     ///
     /// # Errors
     /// [`SecretError::Cipher`].
@@ -131,7 +136,11 @@ impl Store {
     }
 
     /// Records what happened.
-    pub async fn audit_insert(&self, subject: &EventSubject, body: &EventBody) -> Result<(), Error> {
+    pub async fn audit_insert(
+        &self,
+        subject: &EventSubject,
+        body: &EventBody,
+    ) -> Result<(), Error> {
         insert(&self.audit, &self.pools.runs, subject, body).await
     }
 }

@@ -37,8 +37,8 @@ impl Store {
         self.audit_drop_before(first_kept).await
     }
 
-    /// Drops the days before this one. What is dropped is recorded in the same transaction, so that the
-    /// rest of each chain stays verifiable.
+    /// Drops the days before this one. What is dropped is recorded in the same transaction, so that
+    /// the rest of each chain stays verifiable.
     pub async fn audit_drop_before(&self, first_kept: Date) -> Result<(), Error> {
         let due = sqlx::query_scalar!(
             r#"SELECT to_date(right(c.relname, 8), 'YYYYMMDD') AS "day!"
@@ -59,8 +59,10 @@ impl Store {
             )
             .fetch_all(&mut *tx)
             .await?;
-            let heads: Vec<Head> =
-                heads.into_iter().map(|row| Head { writer: row.writer, number: row.number }).collect();
+            let heads: Vec<Head> = heads
+                .into_iter()
+                .map(|row| Head { writer: row.writer, number: row.number })
+                .collect();
             let detail = json!({ "day": day.to_string(), "heads": heads });
             let body = EventBody { kind: EventKind::AuditExpired, field: None, detail };
             insert(&self.audit, &mut *tx, &EventSubject::default(), &body).await?;

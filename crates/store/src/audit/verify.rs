@@ -75,13 +75,23 @@ impl fmt::Display for AuditProblem {
             Self::EventChanged { writer, id } => {
                 write!(f, "event {id} of writer {writer} was changed or forged")
             }
-            Self::EventRemoved { writer, id } => write!(f, "event {id} of writer {writer} was removed"),
-            Self::EventUnsigned { writer, id } => write!(f, "event {id} of writer {writer} is not signed"),
+            Self::EventRemoved { writer, id } => {
+                write!(f, "event {id} of writer {writer} was removed")
+            }
+            Self::EventUnsigned { writer, id } => {
+                write!(f, "event {id} of writer {writer} is not signed")
+            }
             Self::CheckpointChanged { writer, number } => {
-                write!(f, "checkpoint {number} of writer {writer} was changed, or signed with another key")
+                write!(
+                    f,
+                    "checkpoint {number} of writer {writer} was changed, or signed with another key"
+                )
             }
             Self::ChainBroken { writer, number } => {
-                write!(f, "checkpoints before {number} of writer {writer} were removed or exchanged")
+                write!(
+                    f,
+                    "checkpoints before {number} of writer {writer} were removed or exchanged"
+                )
             }
             Self::ChainTruncated { writer, number } => {
                 write!(f, "checkpoint {number} of writer {writer} and all later ones were removed")
@@ -99,8 +109,8 @@ pub struct AuditReport {
     pub checkpoints: u64,
     /// Events that were checked.
     pub events: u64,
-    /// Of these, those that no checkpoint names: of the last second, or of a process that was killed.
-    /// They cannot be changed unseen, but removed.
+    /// Of these, those that no checkpoint names: of the last second, or of a process that was
+    /// killed. They cannot be changed unseen, but removed.
     pub unlisted: u64,
     /// Events without a MAC, from before the installation had a key.
     pub unsigned: u64,
@@ -131,8 +141,8 @@ struct Heads {
 }
 
 impl Store {
-    /// Checks every event and checkpoint. Reads them in pages, and reports after each. Returns `None` if
-    /// this process has no key.
+    /// Checks every event and checkpoint. Reads them in pages, and reports after each. Returns
+    /// `None` if this process has no key.
     pub async fn audit_verify(
         &self,
         progress: impl Fn(&AuditReport) + Send,
@@ -144,13 +154,15 @@ impl Store {
         let mut after = None;
         while let Some(writer) = self.next_writer(after).await? {
             report.writers += 1;
-            let listed = self.verify_checkpoints(keys, writer, &mut heads, &mut report, &progress).await?;
+            let listed =
+                self.verify_checkpoints(keys, writer, &mut heads, &mut report, &progress).await?;
             self.verify_unlisted(keys, writer, listed, first_signed, &mut report).await?;
             progress(&report);
             after = Some(writer);
         }
         for (writer, number) in heads.seen {
-            let known = heads.last.get(&writer).max(heads.expired.get(&writer)).copied().unwrap_or(0);
+            let known =
+                heads.last.get(&writer).max(heads.expired.get(&writer)).copied().unwrap_or(0);
             if known < number {
                 report.add(AuditProblem::ChainTruncated { writer, number: known + 1 });
             }
@@ -158,7 +170,8 @@ impl Store {
         Ok(Some(report))
     }
 
-    /// Checks the checkpoints of a writer and the events that they name. Returns how many of those exist.
+    /// Checks the checkpoints of a writer and the events that they name. Returns how many of those
+    /// exist.
     async fn verify_checkpoints(
         &self,
         keys: &AuditKeys,
@@ -247,9 +260,12 @@ impl Store {
         first_signed: Option<Uuid>,
         report: &mut AuditReport,
     ) -> Result<(), Error> {
-        let all = sqlx::query_scalar!(r#"SELECT count(*) AS "all!" FROM audit WHERE writer = $1"#, writer)
-            .fetch_one(&self.pools.upkeep)
-            .await?;
+        let all = sqlx::query_scalar!(
+            r#"SELECT count(*) AS "all!" FROM audit WHERE writer = $1"#,
+            writer
+        )
+        .fetch_one(&self.pools.upkeep)
+        .await?;
         if all.unsigned_abs() <= listed {
             return Ok(());
         }
@@ -317,13 +333,15 @@ impl Store {
 
     /// The first event that a checkpoint names: later ones must be signed.
     async fn first_signed(&self) -> Result<Option<Uuid>, Error> {
-        let first = sqlx::query_scalar!("SELECT entries[1] FROM audit_checkpoints ORDER BY at LIMIT 1")
-            .fetch_optional(&self.pools.upkeep)
-            .await?;
+        let first =
+            sqlx::query_scalar!("SELECT entries[1] FROM audit_checkpoints ORDER BY at LIMIT 1")
+                .fetch_optional(&self.pools.upkeep)
+                .await?;
         Ok(first.flatten())
     }
 
-    /// The last checkpoints of writers that were deleted because they were old, as signed events say.
+    /// The last checkpoints of writers that were deleted because they were old, as signed events
+    /// say.
     async fn expired_heads(&self, keys: &AuditKeys) -> Result<HashMap<Uuid, i64>, Error> {
         let rows = sqlx::query_as!(
             AuditRow,
@@ -340,7 +358,8 @@ impl Store {
                 continue;
             }
             let detail: Value = serde_json::from_str(&event.detail).unwrap_or_default();
-            let named = serde_json::from_value::<Vec<Head>>(detail["heads"].clone()).unwrap_or_default();
+            let named =
+                serde_json::from_value::<Vec<Head>>(detail["heads"].clone()).unwrap_or_default();
             for Head { writer, number } in named {
                 let head = heads.entry(writer).or_default();
                 *head = number.max(*head);

@@ -5,7 +5,8 @@ use codelia_types::FlagId;
 use sqlx::types::Json;
 
 use super::{
-    Flag, FlagAction, FlagRow, MAX_FLAGS, add_revision, lock, present, restore, revision, select_flags,
+    Flag, FlagAction, FlagRow, MAX_FLAGS, add_revision, lock, present, restore, revision,
+    select_flags,
 };
 use crate::{Error, Store};
 

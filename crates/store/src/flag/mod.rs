@@ -1,5 +1,5 @@
-//! The tables `flags` and `flag_revisions`: mode flags with their history. A change adds a revision; a
-//! revision never changes, except for what is counted under it.
+//! The tables `flags` and `flag_revisions`: mode flags with their history. A change adds a
+//! revision; a revision never changes, except for what is counted under it.
 
 mod count;
 mod guard;
@@ -83,7 +83,10 @@ impl FromStr for FlagAction {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        [Self::Set, Self::Rollback, Self::Guard].into_iter().find(|action| action.as_str() == text).ok_or(())
+        [Self::Set, Self::Rollback, Self::Guard]
+            .into_iter()
+            .find(|action| action.as_str() == text)
+            .ok_or(())
     }
 }
 
@@ -105,8 +108,8 @@ pub struct NewFlagRevision<'a> {
 pub struct FlagRollback<'a> {
     /// The flag.
     pub id: &'a FlagId,
-    /// The revision whose rule to restore; 0 turns the flag off. `None` for the rule before the present
-    /// one.
+    /// The revision whose rule to restore; 0 turns the flag off. `None` for the rule before the
+    /// present one.
     pub to: Option<i64>,
     /// Why.
     pub reason: &'a str,
@@ -158,10 +161,12 @@ impl Store {
         let NewFlagRevision { id, rule, reason, key } = new;
         let mut tx = self.pools.runs.begin().await?;
         lock(&mut tx).await?;
-        let others =
-            sqlx::query_scalar!(r#"SELECT count(*) AS "count!" FROM flags WHERE id <> $1"#, id.as_str())
-                .fetch_one(&mut *tx)
-                .await?;
+        let others = sqlx::query_scalar!(
+            r#"SELECT count(*) AS "count!" FROM flags WHERE id <> $1"#,
+            id.as_str()
+        )
+        .fetch_one(&mut *tx)
+        .await?;
         if others >= MAX_FLAGS {
             return Ok(None);
         }
@@ -239,8 +244,9 @@ impl Store {
 
     /// Reads the rules in force and their version, unless that is still `known`.
     pub async fn flag_rules(&self, known: Option<i64>) -> Result<Option<(i64, Flags)>, Error> {
-        let version =
-            sqlx::query_scalar!("SELECT version FROM flag_version").fetch_one(&self.pools.runs).await?;
+        let version = sqlx::query_scalar!("SELECT version FROM flag_version")
+            .fetch_one(&self.pools.runs)
+            .await?;
         if known == Some(version) {
             return Ok(None);
         }
@@ -292,7 +298,11 @@ async fn present(tx: &mut PgConnection, id: &FlagId) -> Result<Option<Flag>, Err
     revision(tx, id, last).await
 }
 
-async fn revision(tx: &mut PgConnection, id: &FlagId, revision: i64) -> Result<Option<Flag>, Error> {
+async fn revision(
+    tx: &mut PgConnection,
+    id: &FlagId,
+    revision: i64,
+) -> Result<Option<Flag>, Error> {
     let row = select_flags!("WHERE r.flag_id = $1 AND r.revision = $2", id.as_str(), revision);
     row.fetch_optional(tx).await?.map(Flag::try_from).transpose()
 }
@@ -345,7 +355,8 @@ async fn add_revision(
     )
     .execute(&mut *tx)
     .await?;
-    let detail = json!({ "flag": id, "revision": next, "origin": origin, "rule": rule, "reason": reason });
+    let detail =
+        json!({ "flag": id, "revision": next, "origin": origin, "rule": rule, "reason": reason });
     record(log, tx, action, key, detail).await?;
     revision(tx, id, next).await?.ok_or(Error::RowMissing { what: "flag" })
 }

@@ -1,7 +1,8 @@
 //! The files of a private server, and the user that it runs as.
 //!
 //! If this process is root, it owns the directory with the log and the authentication files. The
-//! server's user owns only `data` and `run` in it, so it cannot plant a link where root opens a file.
+//! server's user owns only `data` and `run` in it, so it cannot plant a link where root opens a
+//! file.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
@@ -97,7 +98,8 @@ impl Files {
     /// Opens the log, but no link and no file of another user.
     pub(super) fn open_log(&self) -> Result<File, LocalPostgresError> {
         let path = self.log();
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         // A FIFO without a reader must not block.
         let log = match open(&path, flags | OFlags::NONBLOCK, Mode::RUSR | Mode::WUSR) {
             Ok(log) => File::from(log),
@@ -149,7 +151,8 @@ impl Files {
             _ => {}
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = open(path, flags, Mode::empty()).map_err(|error| file("open", path)(error.into()))?;
+        let opened =
+            open(path, flags, Mode::empty()).map_err(|error| file("open", path)(error.into()))?;
         let Some((uid, gid)) = self.user else { return Ok(()) };
         let opened = File::from(opened);
         let owner = opened.metadata().map_err(file("read", path))?.uid();
@@ -185,7 +188,10 @@ mod tests {
     fn server_runs_as_dedicated_user_only() {
         let with = |line: &str| dedicated_user(&format!("{ROOT}{NOBODY_LINE}{line}"));
         assert_eq!(with("postgres:x:101:104::/:/bin/sh\n").unwrap(), (101, 104));
-        assert!(matches!(with(""), Err(LocalPostgresError::NoUser)), "`nobody` is not used instead");
+        assert!(
+            matches!(with(""), Err(LocalPostgresError::NoUser)),
+            "`nobody` is not used instead"
+        );
         for shared in [
             "postgres:x:0:0::/:/bin/sh\n",
             "postgres:x:65534:65534::/:/bin/sh\n",

@@ -172,10 +172,11 @@ impl LocalPostgres {
 
     async fn create_database(&self, name: &str) -> Result<(), sqlx::Error> {
         let mut admin = PgConnection::connect_with(&self.options("postgres")).await?;
-        let exists: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM pg_database WHERE datname = $1)")
-            .bind(name)
-            .fetch_one(&mut admin)
-            .await?;
+        let exists: bool =
+            sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM pg_database WHERE datname = $1)")
+                .bind(name)
+                .fetch_one(&mut admin)
+                .await?;
         if !exists {
             let quoted = name.replace('"', "\"\"");
             let statement = sqlx::AssertSqlSafe(format!("CREATE DATABASE \"{quoted}\""));
@@ -269,7 +270,8 @@ fn check_access(run: &Path, user: ServerUser) -> Result<(), LocalPostgresError> 
     if run.join(format!(".s.PGSQL.{PORT}")).as_os_str().len() > MAX_SOCKET_PATH {
         return Err(LocalPostgresError::PathTooLong(run.to_owned()));
     }
-    let status = command_as(Path::new("/bin/sh"), user).args(["-c", "test -x \"$0\""]).arg(run).status();
+    let status =
+        command_as(Path::new("/bin/sh"), user).args(["-c", "test -x \"$0\""]).arg(run).status();
     match status {
         Ok(status) if status.success() => Ok(()),
         _ => Err(LocalPostgresError::Unreachable(run.to_owned())),
@@ -311,7 +313,9 @@ fn init_cluster(binaries: &Path, data: &Path, user: ServerUser) -> Result<(), Lo
         .map_err(file("run", &initdb))?;
     if !output.status.success() {
         let _ = fs::remove_dir_all(data);
-        return Err(LocalPostgresError::Init(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+        return Err(LocalPostgresError::Init(
+            String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        ));
     }
     Ok(())
 }
@@ -354,8 +358,13 @@ async fn stop_leftover(data: &Path) -> Result<(), LocalPostgresError> {
 
 /// Returns the server process of this data directory: its pid file names it and it works there.
 fn leftover_pid(data: &Path) -> Option<i32> {
-    let pid: i32 =
-        fs::read_to_string(data.join("postmaster.pid")).ok()?.lines().next()?.trim().parse().ok()?;
+    let pid: i32 = fs::read_to_string(data.join("postmaster.pid"))
+        .ok()?
+        .lines()
+        .next()?
+        .trim()
+        .parse()
+        .ok()?;
     let working_dir = fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
     (working_dir == fs::canonicalize(data).ok()?).then_some(pid)
 }
@@ -367,6 +376,9 @@ fn signal(pid: i32, signal: Signal) {
     }
 }
 
-fn file<'a>(step: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> LocalPostgresError + 'a {
+fn file<'a>(
+    step: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(io::Error) -> LocalPostgresError + 'a {
     move |source| LocalPostgresError::File { step, path: path.to_owned(), source }
 }

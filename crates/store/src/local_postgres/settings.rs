@@ -10,12 +10,16 @@ const SHARED_BUFFERS_MIB: (u64, u64) = (128, 512);
 
 /// Returns `name=value` for each setting.
 pub(super) fn all(durability: Durability) -> Vec<String> {
-    let mut settings = vec!["unix_socket_permissions=0700".to_owned(), "max_connections=200".to_owned()];
+    let mut settings =
+        vec!["unix_socket_permissions=0700".to_owned(), "max_connections=200".to_owned()];
     let more: &[&str] = match durability {
         // Live runs are few rows that change all the time: vacuum looks at them often.
-        Durability::Full => {
-            &["wal_compression=on", "max_wal_size=2GB", "checkpoint_timeout=15min", "autovacuum_naptime=10s"]
-        }
+        Durability::Full => &[
+            "wal_compression=on",
+            "max_wal_size=2GB",
+            "checkpoint_timeout=15min",
+            "autovacuum_naptime=10s",
+        ],
         Durability::None => &["fsync=off", "synchronous_commit=off", "full_page_writes=off"],
     };
     settings.extend(more.iter().map(|&setting| setting.to_owned()));

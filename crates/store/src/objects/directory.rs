@@ -61,11 +61,15 @@ impl Directory {
         permit: OwnedSemaphorePermit,
     ) -> Result<(), ObjectProblem> {
         let paths: Vec<PathBuf> = names.iter().map(|name| self.root.join(name)).collect();
-        blocking(permit, move || paths.iter().try_for_each(|path| if_exists(fs::remove_file(path)))).await
+        blocking(permit, move || paths.iter().try_for_each(|path| if_exists(fs::remove_file(path))))
+            .await
     }
 
     /// The names of all subdirectories.
-    pub(super) async fn days(&self, permit: OwnedSemaphorePermit) -> Result<Vec<String>, ObjectProblem> {
+    pub(super) async fn days(
+        &self,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Vec<String>, ObjectProblem> {
         let root = self.root.clone();
         let is_dir = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
         blocking(permit, move || {
@@ -105,7 +109,8 @@ impl Directory {
     fn write(&self, path: &Path, data: &[u8]) -> io::Result<()> {
         let parent = path.parent().unwrap_or(&self.root);
         self.create(parent)?;
-        let mut file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         file.write_all(data)?;
         file.sync_data()?;
         File::open(parent)?.sync_all()
@@ -159,7 +164,8 @@ fn file_name(entry: &fs::DirEntry) -> Option<String> {
 
 fn read(path: &Path, range: Range<u64>) -> io::Result<Bytes> {
     let file = File::open(path)?;
-    let length = usize::try_from(range.end.saturating_sub(range.start)).map_err(io::Error::other)?;
+    let length =
+        usize::try_from(range.end.saturating_sub(range.start)).map_err(io::Error::other)?;
     let mut data = vec![0; length];
     let mut found = 0;
     while found < length {

@@ -20,15 +20,16 @@ impl Store {
     /// this database.
     pub async fn with_output(mut self, options: &OutputOptions) -> Result<Self, Error> {
         let location = options.store.clone().unwrap_or_default();
-        let refuse = |problem: String| Error::OutputStore { location: location.to_string(), problem };
+        let refuse =
+            |problem: String| Error::OutputStore { location: location.to_string(), problem };
         let Some(objects) =
             Objects::open(&location, options).map_err(|problem| refuse(problem.to_string()))?
         else {
             return match self.output_store().await?.1 {
                 None => Ok(self),
-                Some(used) => {
-                    Err(refuse(format!("this database has output in {used} (set output.store to it)")))
-                }
+                Some(used) => Err(refuse(format!(
+                    "this database has output in {used} (set output.store to it)"
+                ))),
             };
         };
         objects.probe().await.map_err(|error| refuse(format!("cannot be used: {error}")))?;
@@ -41,7 +42,8 @@ impl Store {
             Some(found) if found == id => {}
             Some(_) => {
                 return Err(refuse(
-                    "it belongs to another database (use an empty one, or another prefix)".to_owned(),
+                    "it belongs to another database (use an empty one, or another prefix)"
+                        .to_owned(),
                 ));
             }
             None => {
@@ -58,12 +60,14 @@ impl Store {
 
     /// The id of the store, and where it is if it was ever used.
     async fn output_store(&self) -> Result<(String, Option<String>), Error> {
-        let row = sqlx::query!("SELECT id, location FROM output_store").fetch_one(&self.pools.runs).await?;
+        let row = sqlx::query!("SELECT id, location FROM output_store")
+            .fetch_one(&self.pools.runs)
+            .await?;
         Ok((row.id.to_string(), row.location))
     }
 
-    /// Makes this the store of a database that has none. The row is locked meanwhile: of two processes
-    /// with different stores one is refused.
+    /// Makes this the store of a database that has none. The row is locked meanwhile: of two
+    /// processes with different stores one is refused.
     async fn output_store_claim(&self, objects: &Objects) -> Result<(), Error> {
         if self.output_store().await?.1.is_some() {
             return Ok(());
@@ -97,7 +101,10 @@ impl Objects {
         let found = self.read(&name, 0..5).await?;
         self.delete(std::slice::from_ref(&name)).await?;
         if found != content {
-            return Err(object_error(&name, ObjectProblem::Failed("reads differ from writes".to_owned())));
+            return Err(object_error(
+                &name,
+                ObjectProblem::Failed("reads differ from writes".to_owned()),
+            ));
         }
         Ok(())
     }

@@ -35,8 +35,8 @@ pub(crate) use self::name::ObjectName;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time of a call with its retries.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Reads of one process at a time, and other calls, so that a slow store takes neither all threads nor
-/// much memory, and readers do not delay runs.
+/// Reads of one process at a time, and other calls, so that a slow store takes neither all threads
+/// nor much memory, and readers do not delay runs.
 const MAX_CALLS: usize = 16;
 
 codelia_types::options! {
@@ -98,7 +98,8 @@ impl FromStr for OutputLocation {
 
     /// Parses `postgres`, `file:///PATH` or `s3://BUCKET/PREFIX`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let invalid = || format!("expected postgres, file:///PATH or s3://BUCKET/PREFIX, found {text:?}");
+        let invalid =
+            || format!("expected postgres, file:///PATH or s3://BUCKET/PREFIX, found {text:?}");
         if text == "postgres" {
             return Ok(Self::Postgres);
         }
@@ -110,7 +111,8 @@ impl FromStr for OutputLocation {
                 Err(invalid())
             };
         }
-        let (bucket, prefix) = match text.strip_prefix("s3://").ok_or_else(invalid)?.split_once('/') {
+        let (bucket, prefix) = match text.strip_prefix("s3://").ok_or_else(invalid)?.split_once('/')
+        {
             Some((bucket, prefix)) => (bucket, prefix.trim_end_matches('/')),
             None => (text.trim_start_matches("s3://"), ""),
         };
@@ -156,7 +158,11 @@ pub enum ObjectProblem {
 
 impl From<io::Error> for ObjectProblem {
     fn from(error: io::Error) -> Self {
-        if error.kind() == io::ErrorKind::NotFound { Self::Missing } else { Self::Failed(error.to_string()) }
+        if error.kind() == io::ErrorKind::NotFound {
+            Self::Missing
+        } else {
+            Self::Failed(error.to_string())
+        }
     }
 }
 
@@ -187,7 +193,10 @@ enum Place {
 
 impl Objects {
     /// `None` if all output goes to the database.
-    fn open(location: &OutputLocation, options: &OutputOptions) -> Result<Option<Self>, ObjectProblem> {
+    fn open(
+        location: &OutputLocation,
+        options: &OutputOptions,
+    ) -> Result<Option<Self>, ObjectProblem> {
         let place = match location {
             OutputLocation::Postgres => return Ok(None),
             OutputLocation::Directory(path) => Place::Directory(Directory::open(path)?),
@@ -286,7 +295,9 @@ impl Objects {
     pub(crate) async fn remove_day(&self, day: &str) -> Result<(), Error> {
         let remove = async {
             match &self.place {
-                Place::Directory(directory) => directory.remove_day(day, permit(&self.others).await?).await,
+                Place::Directory(directory) => {
+                    directory.remove_day(day, permit(&self.others).await?).await
+                }
                 Place::S3(_) => Ok(()),
             }
         };
@@ -322,7 +333,9 @@ impl ObjectList<'_> {
     }
 }
 
-async fn limited<T>(call: impl Future<Output = Result<T, ObjectProblem>>) -> Result<T, ObjectProblem> {
+async fn limited<T>(
+    call: impl Future<Output = Result<T, ObjectProblem>>,
+) -> Result<T, ObjectProblem> {
     timeout(TIMEOUT, call).await.map_err(|_| ObjectProblem::Timeout).flatten()
 }
 
@@ -336,11 +349,16 @@ mod tests {
 
     #[test]
     fn location_is_parsed_and_shown() {
-        for text in ["postgres", "file:///var/lib/codelia/output", "s3://bucket/some/prefix", "s3://bucket/"]
-        {
+        for text in [
+            "postgres",
+            "file:///var/lib/codelia/output",
+            "s3://bucket/some/prefix",
+            "s3://bucket/",
+        ] {
             assert_eq!(text.parse::<OutputLocation>().unwrap().to_string(), text);
         }
-        for wrong in ["", "directory", "file://relative", "file:///", "s3://", "s3:///x", "gs://b/p", "/var"]
+        for wrong in
+            ["", "directory", "file://relative", "file:///", "s3://", "s3:///x", "gs://b/p", "/var"]
         {
             assert!(wrong.parse::<OutputLocation>().is_err(), "{wrong}");
         }

@@ -24,7 +24,8 @@ pub(crate) struct ObjectName {
 fn day(run: RunId) -> String {
     let millis = run.0.as_u128() >> 80;
     let time = i128::try_from(millis).ok();
-    let time = time.and_then(|millis| OffsetDateTime::from_unix_timestamp_nanos(millis * 1_000_000).ok());
+    let time =
+        time.and_then(|millis| OffsetDateTime::from_unix_timestamp_nanos(millis * 1_000_000).ok());
     let day = time.and_then(|time| time.format(format_description!("[year][month][day]")).ok());
     // An id of a clock that is thousands of years ahead.
     day.unwrap_or_else(|| "99991231".to_owned())

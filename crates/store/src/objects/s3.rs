@@ -24,13 +24,18 @@ pub(super) struct S3 {
 }
 
 impl S3 {
-    pub(super) fn open(bucket: &str, prefix: &str, options: &OutputOptions) -> Result<Self, ObjectProblem> {
-        // An HTTP client without a provider of its own takes that of the process. Fails if there is one.
+    pub(super) fn open(
+        bucket: &str,
+        prefix: &str,
+        options: &OutputOptions,
+    ) -> Result<Self, ObjectProblem> {
+        // An HTTP client without a provider of its own takes that of the process. Fails if there is
+        // one.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let builder = match (&options.s3_access_key_id, &options.s3_secret_access_key) {
-            (Some(id), Some(secret)) => {
-                AmazonS3Builder::new().with_access_key_id(id).with_secret_access_key(secret.expose_secret())
-            }
+            (Some(id), Some(secret)) => AmazonS3Builder::new()
+                .with_access_key_id(id)
+                .with_secret_access_key(secret.expose_secret()),
             _ => AmazonS3Builder::from_env(),
         };
         let endpoint = options.s3_endpoint.as_deref();

@@ -47,8 +47,8 @@ codelia_types::options! {
         pub url: Option<DatabaseUrl> = None,
         /// Connections of all classes of a process, at least 3. Default: 16; 6 for a worker.
         pub max_connections: Option<NonZeroU32> = None,
-        /// What is between this process and the server: `none`, or `transaction` behind PgBouncer with
-        /// `pool_mode = transaction`.
+        /// What is between this process and the server: `none`, or `transaction` behind PgBouncer
+        /// with `pool_mode = transaction`.
         pub pooler: Pooler = Pooler::None,
         /// How long a call waits for a free connection.
         #[serde(skip)]
@@ -137,7 +137,8 @@ pub(crate) struct Pools {
 impl Pools {
     /// Opens the pool of runs. The others open connections when they need them.
     pub(crate) async fn connect(options: Options) -> Result<Self, Error> {
-        let sizes = Sizes::divide(options.max_connections.map_or(MAX_CONNECTIONS, NonZeroU32::get))?;
+        let sizes =
+            Sizes::divide(options.max_connections.map_or(MAX_CONNECTIONS, NonZeroU32::get))?;
         let DatabaseUrl(connect) = options.url.ok_or(Error::NoUrl)?;
         let connect = session_options(connect, options.pooler);
         let pool = |size, statement_timeout, lock_timeout| {
@@ -160,8 +161,8 @@ impl Pools {
         Ok(pools)
     }
 
-    /// Makes the first connection. A server that starts, and a pooler in front of one, answer that they
-    /// cannot serve yet.
+    /// Makes the first connection. A server that starts, and a pooler in front of one, answer that
+    /// they cannot serve yet.
     async fn wait_until_answered(&self, timeout: Duration) -> Result<(), Error> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -269,7 +270,9 @@ mod tests {
         };
         assert_eq!(settings(Pooler::None).begin(), None);
         let begin = settings(Pooler::Transaction).begin().unwrap();
-        for part in ["BEGIN;", "statement_timeout = 5000;", "lock_timeout = 3000;", "enable_seqscan = off;"] {
+        for part in
+            ["BEGIN;", "statement_timeout = 5000;", "lock_timeout = 3000;", "enable_seqscan = off;"]
+        {
             assert!(begin.contains(part), "{begin}");
         }
     }

@@ -68,7 +68,9 @@ impl Pool {
     fn explain(&self, error: sqlx::Error) -> sqlx::Error {
         let is_full = self.connections.size() >= self.connections.options().get_max_connections();
         match error {
-            sqlx::Error::PoolTimedOut if !is_full => io::Error::from(io::ErrorKind::TimedOut).into(),
+            sqlx::Error::PoolTimedOut if !is_full => {
+                io::Error::from(io::ErrorKind::TimedOut).into()
+            }
             error => error,
         }
     }
@@ -82,7 +84,10 @@ impl Pool {
 impl<'c> Executor<'c> for &'c Pool {
     type Database = Postgres;
 
-    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, sqlx::Result<Either<PgQueryResult, PgRow>>>
+    fn fetch_many<'e, 'q: 'e, E>(
+        self,
+        query: E,
+    ) -> BoxStream<'e, sqlx::Result<Either<PgQueryResult, PgRow>>>
     where
         'c: 'e,
         E: 'q + Execute<'q, Postgres>,
@@ -94,7 +99,8 @@ impl<'c> Executor<'c> for &'c Pool {
                 tx.commit().await?;
                 results
             } else {
-                self.execute_on(async |connection| connection.fetch_many(query).try_collect().await).await?
+                self.execute_on(async |connection| connection.fetch_many(query).try_collect().await)
+                    .await?
             };
             Ok::<_, sqlx::Error>(stream::iter(results).map(Ok))
         };
@@ -108,7 +114,9 @@ impl<'c> Executor<'c> for &'c Pool {
     {
         let row = async move {
             if self.begin.is_none() {
-                return self.execute_on(async |connection| connection.fetch_optional(query).await).await;
+                return self
+                    .execute_on(async |connection| connection.fetch_optional(query).await)
+                    .await;
             }
             let mut tx = self.begin().await?;
             let row = tx.fetch_optional(query).await?;

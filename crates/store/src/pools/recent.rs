@@ -1,8 +1,8 @@
 //! Connections that were used a moment ago, for the next statements.
 //!
-//! A pool of sqlx asks the server whether a connection works when it is returned and when it is taken:
-//! two round trips for each statement. A connection whose last statement succeeded a moment ago needs
-//! neither.
+//! A pool of sqlx asks the server whether a connection works when it is returned and when it is
+//! taken: two round trips for each statement. A connection whose last statement succeeded a moment
+//! ago needs neither.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -13,8 +13,8 @@ use codelia_telemetry::task;
 use sqlx::{Postgres, pool::PoolConnection};
 use tokio::time::{Instant, sleep};
 
-/// A connection that was not used for this long is given back in the next round, and there is one in each
-/// such time.
+/// A connection that was not used for this long is given back in the next round, and there is one
+/// in each such time.
 const KEEP_TIME: Duration = Duration::from_secs(1);
 /// After this many rounds all are given back.
 const MAX_ROUNDS: u32 = 60;

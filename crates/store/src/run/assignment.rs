@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use codelia_policy::RunSpec;
 use codelia_types::{
-    CommittedRun, EndedRun, Incarnation, LeaseEpoch, LeaseToken, LostReason, Outcome, RunId, RunResult,
-    SessionId, TenantId, WorkerId,
+    CommittedRun, EndedRun, Incarnation, LeaseEpoch, LeaseToken, LostReason, Outcome, RunId,
+    RunResult, SessionId, TenantId, WorkerId,
 };
 use sqlx::{postgres::types::PgInterval, types::Json};
 use time::OffsetDateTime;
@@ -131,7 +131,11 @@ macro_rules! select_queued {
 impl Store {
     /// Assigns a queued run to the holder of its session's lease. Returns `None` if the run is no
     /// longer queued or the caller does not hold the lease.
-    pub async fn run_begin(&self, id: RunId, lease: &LeaseToken) -> Result<Option<AssignedRun>, Error> {
+    pub async fn run_begin(
+        &self,
+        id: RunId,
+        lease: &LeaseToken,
+    ) -> Result<Option<AssignedRun>, Error> {
         sqlx::query_as!(
             AssignedRunRow,
             r#"UPDATE live_runs r SET state = 'running', worker_id = $2, incarnation = $3, lease_epoch = $4, turn = r.turn + 1
@@ -252,14 +256,24 @@ impl Store {
     }
 
     /// What the audit records: the events, and the end of the run.
-    fn audit_events(&self, run: RunRef<'_>, lease: &LeaseToken, commit: &RunCommit) -> EventColumns {
+    fn audit_events(
+        &self,
+        run: RunRef<'_>,
+        lease: &LeaseToken,
+        commit: &RunCommit,
+    ) -> EventColumns {
         let RunResult { outcome, violations, changes, .. } = &commit.result;
         let end = run_end(outcome, commit.started_ago, violations.total, changes.as_ref());
         self.audit.events(&audit_subject(run, lease), commit.events.iter().chain([&end]))
     }
 
-    /// A repeated commit, whose first answer was lost, succeeds if it was made under the same lease.
-    async fn run_committed_before(&self, id: RunId, lease: &LeaseToken) -> Result<Option<StoredEnd>, Error> {
+    /// A repeated commit, whose first answer was lost, succeeds if it was made under the same
+    /// lease.
+    async fn run_committed_before(
+        &self,
+        id: RunId,
+        lease: &LeaseToken,
+    ) -> Result<Option<StoredEnd>, Error> {
         let stored = sqlx::query_as!(
             StoredEnd,
             r#"SELECT attempt, started_at, ended_at AS "ended_at!", cancel_reason FROM ended_runs
@@ -276,8 +290,8 @@ impl Store {
         Ok(stored)
     }
 
-    /// Ends a run as lost because its result cannot be stored. Returns `false` if the run is no longer
-    /// assigned under this lease.
+    /// Ends a run as lost because its result cannot be stored. Returns `false` if the run is no
+    /// longer assigned under this lease.
     pub async fn run_abandon(&self, run: RunRef<'_>, lease: &LeaseToken) -> Result<bool, Error> {
         let outcome = Outcome::Lost(LostReason::ResultRejected);
         let SignedEvent { event, mac } =
@@ -355,8 +369,8 @@ impl Store {
         .collect()
     }
 
-    /// Lists queued runs of sessions that this incarnation holds, oldest first: the first ones of each
-    /// session, so that a long queue of one neither costs much nor hides the others.
+    /// Lists queued runs of sessions that this incarnation holds, oldest first: the first ones of
+    /// each session, so that a long queue of one neither costs much nor hides the others.
     pub async fn run_list_queued(
         &self,
         worker: &WorkerId,
@@ -375,7 +389,8 @@ impl Store {
             HeldSessions::Among(sessions) => {
                 let sessions: Vec<Uuid> = sessions.iter().map(|id| id.0).collect();
                 select_queued!(
-                    // The limit keeps the planner from the index of holders, which has all their sessions.
+                    // The limit keeps the planner from the index of holders, which has all their
+                    // sessions.
                     "unnest($5::uuid[]) AS named CROSS JOIN LATERAL (SELECT * FROM sessions WHERE id = named LIMIT 1) AS s",
                     worker,
                     incarnation,
@@ -390,7 +405,11 @@ impl Store {
         tx.commit().await?;
         rows.into_iter()
             .map(|row| {
-                Ok((RunId(row.id), SessionId(row.session_id), row::parse("runs.tenant_id", &row.tenant_id)?))
+                Ok((
+                    RunId(row.id),
+                    SessionId(row.session_id),
+                    row::parse("runs.tenant_id", &row.tenant_id)?,
+                ))
             })
             .collect()
     }

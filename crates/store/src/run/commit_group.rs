@@ -100,11 +100,16 @@ impl GroupCall for CommitCall {
         let mut stored: HashMap<Uuid, StoredEnd> = HashMap::with_capacity(rows.len());
         for row in rows {
             let (started_at, ended_at) = (row.started_at, row.ended_at);
-            let end =
-                StoredEnd { attempt: row.attempt, started_at, ended_at, cancel_reason: row.cancel_reason };
+            let end = StoredEnd {
+                attempt: row.attempt,
+                started_at,
+                ended_at,
+                cancel_reason: row.cancel_reason,
+            };
             stored.insert(row.id, end);
         }
-        let missing = together.iter().zip(&events.ids).filter(|(call, _)| !stored.contains_key(&call.id.0));
+        let missing =
+            together.iter().zip(&events.ids).filter(|(call, _)| !stored.contains_key(&call.id.0));
         missing.for_each(|(_, event)| writer.audit.forget(*event));
         Ok(calls.iter().map(|call| stored.remove(&call.id.0)).collect())
     }
@@ -137,7 +142,9 @@ impl<'a> ResultColumns<'a> {
             columns.ids.push(id.0);
             columns.epochs.push(lease.epoch.0);
             columns.results.push(Json(result));
-            columns.started_ago.push(started_ago.map(|ago| row::interval(ago + called_at.elapsed())));
+            columns
+                .started_ago
+                .push(started_ago.map(|ago| row::interval(ago + called_at.elapsed())));
         }
         columns
     }

@@ -1,5 +1,5 @@
-//! The table `held_changes`: changes of transactional runs that wait for a decision. The row of the run
-//! decides; its state is changed here, under the lease of the session.
+//! The table `held_changes`: changes of transactional runs that wait for a decision. The row of the
+//! run decides; its state is changed here, under the lease of the session.
 
 use std::time::Duration;
 
@@ -91,17 +91,19 @@ impl Store {
         word.map(|word| parse_state(&word)).transpose()
     }
 
-    /// What is to become of the changes that a transactional run prepared under a lease. `None` if the run
-    /// has not ended.
+    /// What is to become of the changes that a transactional run prepared under a lease. `None` if
+    /// the run has not ended.
     pub async fn run_changes_state_any_tenant(
         &self,
         id: RunId,
         epoch: LeaseEpoch,
     ) -> Result<Option<ChangesState>, Error> {
-        let is_live =
-            sqlx::query_scalar!(r#"SELECT EXISTS (SELECT FROM live_runs WHERE id = $1) AS "is_live!""#, id.0)
-                .fetch_one(&self.pools.runs)
-                .await?;
+        let is_live = sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT FROM live_runs WHERE id = $1) AS "is_live!""#,
+            id.0
+        )
+        .fetch_one(&self.pools.runs)
+        .await?;
         // A run that ends in between is found by the second statement.
         let state = sqlx::query_scalar!(
             r#"SELECT coalesce(changes ->> 'state', 'dropped') AS "state!" FROM ended_runs
@@ -117,7 +119,8 @@ impl Store {
         }
     }
 
-    /// Sessions with files on this root that no live worker holds and whose held changes waited too long.
+    /// Sessions with files on this root that no live worker holds and whose held changes waited too
+    /// long.
     pub async fn changes_list_expired_any_tenant(
         &self,
         root: Uuid,
@@ -139,8 +142,9 @@ impl Store {
         Ok(found.into_iter().map(SessionId).collect())
     }
 
-    /// Records that the changes which ended sessions held are dropped with them, for at most `limit`
-    /// sessions, and returns how many. The worker that removes a session does the same for it.
+    /// Records that the changes which ended sessions held are dropped with them, for at most
+    /// `limit` sessions, and returns how many. The worker that removes a session does the same for
+    /// it.
     pub async fn changes_drop_ended_any_tenant(&self, limit: i64) -> Result<u64, Error> {
         let dropped = sqlx::query_scalar!(
             r#"WITH ended AS (

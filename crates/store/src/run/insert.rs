@@ -16,7 +16,8 @@ use super::{
     settings::SpecColumns,
 };
 use crate::{
-    Error, EventBody, EventKind, EventSubject, KeyVersion, NewApproval, Quotas, SealedEnv, Store, approval,
+    Error, EventBody, EventKind, EventSubject, KeyVersion, NewApproval, Quotas, SealedEnv, Store,
+    approval,
     audit::{AuditLog, SignedEvent, command_detail},
     group::Turn,
     row,
@@ -49,8 +50,8 @@ pub struct NewRun<'a> {
     pub check_quotas: bool,
     /// The key that starts it.
     pub key: KeyId,
-    /// The version of the key, if this call has not looked it up: the run is inserted only if nothing about
-    /// the key has changed.
+    /// The version of the key, if this call has not looked it up: the run is inserted only if
+    /// nothing about the key has changed.
     pub key_version: Option<KeyVersion>,
     /// The same key, if the run may request approvals.
     pub requested_by: Option<KeyId>,
@@ -107,7 +108,8 @@ impl Store {
         let spec = Arc::new(self.spec_columns(new.id, new.spec).await?);
         let mut turn = Turn::Own;
         if InsertCall::takes(&new, &spec) {
-            turn = self.inserts.turn(|| self.group_writer(), || InsertCall::new(&new, &spec)).await?;
+            turn =
+                self.inserts.turn(|| self.group_writer(), || InsertCall::new(&new, &spec)).await?;
         }
         match turn {
             Turn::Answered(inserted) => Ok(inserted.admission(&new)),
@@ -133,11 +135,15 @@ impl Store {
                     spec = self.spec_columns_again(new.spec, &spec)?.into();
                     continue;
                 }
-                Insertion::Refused(RunAdmission::KeyChanged) => return Ok(RunAdmission::KeyChanged),
+                Insertion::Refused(RunAdmission::KeyChanged) => {
+                    return Ok(RunAdmission::KeyChanged);
+                }
                 Insertion::Refused(refusal) => refusal,
             };
             match self.run_of_key(new).await? {
-                KeyState::Unknown => return self.run_insert_exact(new, &spec, within(0), refusal).await,
+                KeyState::Unknown => {
+                    return self.run_insert_exact(new, &spec, within(0), refusal).await;
+                }
                 KeyState::Used(existing) => return Ok(existing),
                 KeyState::Freed => {}
             }
@@ -237,8 +243,8 @@ enum Insertion {
     Refused(RunAdmission),
 }
 
-/// As [`insert_within`], with the approval that the run waits for, if there is one. The caller holds the
-/// lock of the tenant.
+/// As [`insert_within`], with the approval that the run waits for, if there is one. The caller
+/// holds the lock of the tenant.
 async fn insert_held(
     log: &AuditLog,
     tx: &mut PgConnection,
@@ -339,7 +345,11 @@ async fn insert_within(
             lease_epoch: is_assigned.then_some(LeaseEpoch(found.lease_epoch)),
             worker,
             worker_address: found.address,
-            ..Run::inserted(new, created_at, if is_assigned { RunState::Running } else { RunState::Queued })
+            ..Run::inserted(
+                new,
+                created_at,
+                if is_assigned { RunState::Running } else { RunState::Queued },
+            )
         };
         let counted = ActiveRuns { active: found.active, queued: found.queued };
         return Ok(Insertion::Recorded(RunAdmission::Recorded {
@@ -376,7 +386,11 @@ impl InsertedRun {
             worker_address: Some(self.address),
             ..Run::inserted(new, self.created_at, RunState::Running)
         };
-        RunAdmission::Recorded { run: Box::new(run), incarnation: Some(self.incarnation), counted: None }
+        RunAdmission::Recorded {
+            run: Box::new(run),
+            incarnation: Some(self.incarnation),
+            counted: None,
+        }
     }
 }
 

@@ -53,8 +53,8 @@ pub(crate) struct InsertedRun {
 }
 
 impl InsertCall {
-    /// Whether the statement for several runs can insert a run. Its spec is small: it refers to stored
-    /// settings and needs no summary.
+    /// Whether the statement for several runs can insert a run. Its spec is small: it refers to
+    /// stored settings and needs no summary.
     pub(super) fn takes(new: &NewRun<'_>, spec: &SpecColumns) -> bool {
         !new.check_quotas
             && new.approval.is_none()
@@ -135,7 +135,8 @@ impl GroupCall for InsertCall {
             };
             inserted.insert(row.id, run);
         }
-        let missing = sorted.iter().zip(&events.ids).filter(|(call, _)| !inserted.contains_key(&call.id));
+        let missing =
+            sorted.iter().zip(&events.ids).filter(|(call, _)| !inserted.contains_key(&call.id));
         missing.for_each(|(_, event)| writer.audit.forget(*event));
         Ok(calls.iter().map(|call| inserted.remove(&call.id)).collect())
     }

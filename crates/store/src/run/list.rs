@@ -1,10 +1,10 @@
-//! Listing runs, newest first. Each statement finds its rows by one index in the order of ids and stops
-//! after a page. Ids carry the time, so a cursor and times are bounds on the id, which also leave out
-//! partitions.
+//! Listing runs, newest first. Each statement finds its rows by one index in the order of ids and
+//! stops after a page. Ids carry the time, so a cursor and times are bounds on the id, which also
+//! leave out partitions.
 //!
-//! Conditions compare whole rows, as in `(tenant_id, id) < ($1, $2)`, and lists are ordered by them: an
-//! index that begins with another column has no use, and the planner cannot choose to walk the
-//! primary key past the runs of other tenants.
+//! Conditions compare whole rows, as in `(tenant_id, id) < ($1, $2)`, and lists are ordered by
+//! them: an index that begins with another column has no use, and the planner cannot choose to walk
+//! the primary key past the runs of other tenants.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,8 +28,8 @@ macro_rules! select_summaries {
     ($table:ident, $executor:expr, $condition:literal, $($argument:expr),* $(,)?) => {
         select_runs!(
             $table SummaryRow,
-            // A short spec that refers to settings has no summary. A run of an earlier version has none,
-            // either: show only its program.
+            // A short spec that refers to settings has no summary. A run of an earlier version has
+            // none, either: show only its program.
             r#"coalesce(r.summary, CASE
                    WHEN r.settings_hash IS NOT NULL
                    THEN jsonb_build_object('argv', r.spec #> '{command,argv}', 'argv_truncated', false)
@@ -152,7 +152,13 @@ impl Store {
         let rows = match tenant {
             Some(tenant) => live_of_tenant(&mut tx, tenant, &page).await?,
             None => {
-                select_summaries!(live, &mut *tx, "r.id < $1 ORDER BY r.id DESC LIMIT $2", page.before, limit)
+                select_summaries!(
+                    live,
+                    &mut *tx,
+                    "r.id < $1 ORDER BY r.id DESC LIMIT $2",
+                    page.before,
+                    limit
+                )
             }
         };
         tx.commit().await?;
@@ -161,8 +167,8 @@ impl Store {
 }
 
 /// Begins a transaction whose statements read rows in the order of an index. To read all rows of a
-/// tenant and sort them is never better, but the planner may believe that while a table is small, and
-/// plans each statement only once.
+/// tenant and sort them is never better, but the planner may believe that while a table is small,
+/// and plans each statement only once.
 pub(crate) async fn ordered(pool: &Pool) -> Result<Transaction<'static, Postgres>, Error> {
     let mut tx = pool.begin().await?;
     read_in_order(&mut tx).await?;
@@ -171,14 +177,20 @@ pub(crate) async fn ordered(pool: &Pool) -> Result<Transaction<'static, Postgres
 
 /// Makes a transaction one of [`ordered`].
 pub(crate) async fn read_in_order(tx: &mut PgConnection) -> Result<(), Error> {
-    sqlx::raw_sql("SET LOCAL enable_sort = off; SET LOCAL enable_bitmapscan = off").execute(tx).await?;
+    sqlx::raw_sql("SET LOCAL enable_sort = off; SET LOCAL enable_bitmapscan = off")
+        .execute(tx)
+        .await?;
     Ok(())
 }
 
 /// Runs that ended meanwhile are in both; their end counts.
-fn merge((live, ended): (Vec<SummaryRow>, Vec<SummaryRow>), limit: i64) -> Result<Vec<RunSummary>, Error> {
+fn merge(
+    (live, ended): (Vec<SummaryRow>, Vec<SummaryRow>),
+    limit: i64,
+) -> Result<Vec<RunSummary>, Error> {
     let ids: BTreeSet<Uuid> = ended.iter().map(|row| row.id).collect();
-    let mut rows: Vec<_> = live.into_iter().filter(|row| !ids.contains(&row.id)).chain(ended).collect();
+    let mut rows: Vec<_> =
+        live.into_iter().filter(|row| !ids.contains(&row.id)).chain(ended).collect();
     rows.sort_unstable_by_key(|row| std::cmp::Reverse(row.id));
     rows.truncate(usize::try_from(limit).unwrap_or(0));
     rows.into_iter().map(Run::try_from).collect()
@@ -313,7 +325,8 @@ async fn ended_of_session(
     ))
 }
 
-/// Runs that have all labels: reads those that have the first one, in batches, until the page is full.
+/// Runs that have all labels: reads those that have the first one, in batches, until the page is
+/// full.
 async fn labeled(
     connection: &mut PgConnection,
     tenant: &TenantId,

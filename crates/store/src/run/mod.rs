@@ -1,5 +1,5 @@
-//! The tables `live_runs`, of runs that have not ended, and `ended_runs`, their history. Ending a run is
-//! one statement that moves its row. Every run gets exactly one outcome.
+//! The tables `live_runs`, of runs that have not ended, and `ended_runs`, their history. Ending a
+//! run is one statement that moves its row. Every run gets exactly one outcome.
 
 mod assignment;
 mod commit_group;
@@ -16,7 +16,8 @@ use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use codelia_policy::RunSpec;
 use codelia_types::{
-    ApprovalId, CommittedRun, EndedRun, LeaseEpoch, Outcome, RunId, RunResult, SessionId, TenantId, WorkerId,
+    ApprovalId, CommittedRun, EndedRun, LeaseEpoch, Outcome, RunId, RunResult, SessionId, TenantId,
+    WorkerId,
 };
 use sqlx::types::Json;
 use time::OffsetDateTime;
@@ -139,7 +140,10 @@ impl FromStr for RunState {
         if text == HELD {
             return Ok(Self::Queued);
         }
-        [Self::Queued, Self::Running, Self::Ended].into_iter().find(|state| state.as_str() == text).ok_or(())
+        [Self::Queued, Self::Running, Self::Ended]
+            .into_iter()
+            .find(|state| state.as_str() == text)
+            .ok_or(())
     }
 }
 
@@ -195,8 +199,9 @@ impl Store {
         row.map(Run::try_from).transpose()
     }
 
-    /// Requests the cancellation of a run. A queued or held run ends as canceled immediately. An ended run
-    /// stays as it is. A repeated request keeps the first reason and can only shorten the grace.
+    /// Requests the cancellation of a run. A queued or held run ends as canceled immediately. An
+    /// ended run stays as it is. A repeated request keeps the first reason and can only shorten the
+    /// grace.
     pub async fn run_cancel(
         &self,
         tenant: &TenantId,
@@ -218,7 +223,11 @@ impl Store {
         self.run_get(tenant, id).await
     }
 
-    async fn run_cancel_live(&self, run: RunRef<'_>, cancellation: &Cancellation) -> Result<(), Error> {
+    async fn run_cancel_live(
+        &self,
+        run: RunRef<'_>,
+        cancellation: &Cancellation,
+    ) -> Result<(), Error> {
         let SignedEvent { event, mac } =
             self.audit.run_end(RunEnd { run, worker: None, outcome: &Outcome::Canceled });
         let ended = sqlx::query_file!(
@@ -283,7 +292,8 @@ impl<Spec> Run<Spec> {
 }
 
 impl Run {
-    /// Returns the run with the end that its worker committed, or `None` if that is of another attempt.
+    /// Returns the run with the end that its worker committed, or `None` if that is of another
+    /// attempt.
     #[must_use]
     pub fn ended(&self, committed: CommittedRun) -> Option<Self> {
         let CommittedRun { attempt, cancel_reason, end } = committed;

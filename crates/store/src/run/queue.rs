@@ -42,7 +42,9 @@ impl fmt::Display for WaitReason {
             Self::NoWorker => f.write_str("none ready: no worker is running"),
             Self::NoMode(mode) => write!(f, "none ready: no worker has mode {mode}"),
             Self::NoFiles => f.write_str("none ready: no worker has the session's files"),
-            Self::NoSpace => f.write_str("none ready: no worker has disk space (worker.disk_reserve)"),
+            Self::NoSpace => {
+                f.write_str("none ready: no worker has disk space (worker.disk_reserve)")
+            }
             Self::Draining => f.write_str("none ready: all workers are draining"),
             Self::Busy => f.write_str("none ready: all workers are busy"),
             Self::Starting => f.write_str("one is about to take the run"),
@@ -69,7 +71,9 @@ impl WaitingRun {
     fn reason(&self) -> Result<WaitReason, Error> {
         Ok(match self {
             Self { live: 0, .. } => WaitReason::NoWorker,
-            Self { with_mode: 0, .. } => WaitReason::NoMode(row::parse("sessions.spec", &self.mode)?),
+            Self { with_mode: 0, .. } => {
+                WaitReason::NoMode(row::parse("sessions.spec", &self.mode)?)
+            }
             Self { with_files: 0, .. } => WaitReason::NoFiles,
             Self { with_space: 0, .. } => WaitReason::NoSpace,
             Self { ready: 0, .. } => WaitReason::Draining,
@@ -99,7 +103,12 @@ pub(crate) struct EndingRun {
 }
 
 impl EndingRun {
-    pub(crate) fn new(run: Uuid, session: Uuid, tenant: &str, outcome: Outcome) -> Result<Self, Error> {
+    pub(crate) fn new(
+        run: Uuid,
+        session: Uuid,
+        tenant: &str,
+        outcome: Outcome,
+    ) -> Result<Self, Error> {
         let tenant = row::parse("live_runs.tenant_id", tenant)?;
         Ok(Self { id: RunId(run), session: SessionId(session), tenant, outcome })
     }
@@ -168,18 +177,21 @@ impl Store {
         Ok(ended.rows_affected())
     }
 
-    /// Ends queued and held runs of sessions that have ended, at most `limit`, and returns how many.
+    /// Ends queued and held runs of sessions that have ended, at most `limit`, and returns how
+    /// many.
     pub async fn run_end_queues_any_tenant(&self, limit: i64) -> Result<u64, Error> {
-        let sessions = sqlx::query_scalar!("SELECT session_id FROM ending_sessions LIMIT $1", limit)
-            .fetch_all(&self.pools.upkeep)
-            .await?;
+        let sessions =
+            sqlx::query_scalar!("SELECT session_id FROM ending_sessions LIMIT $1", limit)
+                .fetch_all(&self.pools.upkeep)
+                .await?;
         if sessions.is_empty() {
             return Ok(0);
         }
         Ok(end_queues(&self.audit, &self.pools.upkeep, &sessions, limit).await?.0)
     }
 
-    /// Ends all queued and held runs of a session that has ended. If this fails, the upkeep continues.
+    /// Ends all queued and held runs of a session that has ended. If this fails, the upkeep
+    /// continues.
     pub(crate) async fn run_end_queue(&self, session: SessionId) -> Result<(), Error> {
         while end_queues(&self.audit, &self.pools.runs, &[session.0], MAX_ENDED).await?.1 {}
         Ok(())
@@ -192,14 +204,16 @@ impl Store {
     }
 }
 
-/// Ends queued and held runs of sessions that have ended. Returns how many, and whether some are left.
+/// Ends queued and held runs of sessions that have ended. Returns how many, and whether some are
+/// left.
 async fn end_queues(
     log: &AuditLog,
     pool: &Pool,
     sessions: &[Uuid],
     limit: i64,
 ) -> Result<(u64, bool), Error> {
-    let found = sqlx::query_file!("src/sql/queue_end_find.sql", sessions, limit).fetch_all(pool).await?;
+    let found =
+        sqlx::query_file!("src/sql/queue_end_find.sql", sessions, limit).fetch_all(pool).await?;
     let ending = found
         .into_iter()
         .map(|row| EndingRun::new(row.run, row.session, &row.tenant, row.outcome.0))
@@ -233,8 +247,9 @@ async fn end_queues(
     Ok((ended.rows_affected(), is_left))
 }
 
-/// Records that the queued and held runs of a session end, which the same transaction has ended before, in a
-/// statement that sees every run that was inserted until then. Returns whether there are some.
+/// Records that the queued and held runs of a session end, which the same transaction has ended
+/// before, in a statement that sees every run that was inserted until then. Returns whether there
+/// are some.
 pub(crate) async fn begin_queue_end(
     tx: &mut PgConnection,
     session: SessionId,
@@ -250,6 +265,8 @@ pub(crate) async fn begin_queue_end(
     )
     .execute(&mut *tx)
     .await?;
-    sqlx::query!("DELETE FROM waiting_sessions WHERE session_id = $1", session.0).execute(tx).await?;
+    sqlx::query!("DELETE FROM waiting_sessions WHERE session_id = $1", session.0)
+        .execute(tx)
+        .await?;
     Ok(begun.rows_affected() > 0)
 }

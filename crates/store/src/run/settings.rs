@@ -1,8 +1,8 @@
-//! The table `run_settings`: what runs have in common. A spec is a command and settings; settings that
-//! are used again are stored once, and runs refer to them by their hash.
+//! The table `run_settings`: what runs have in common. A spec is a command and settings; settings
+//! that are used again are stored once, and runs refer to them by their hash.
 //!
-//! Settings that this process sees for the first time stay in the row of their run. So a caller whose
-//! settings are different for each run adds no row here.
+//! Settings that this process sees for the first time stay in the row of their run. So a caller
+//! whose settings are different for each run adds no row here.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -17,8 +17,8 @@ use crate::{Error, RecentMap, Store};
 
 /// Settings that a process remembers.
 const MAX_KNOWN: usize = 4096;
-/// Lists read a spec of at most this many bytes; else they need a summary. Its arguments are shorter
-/// than a summary may be.
+/// Lists read a spec of at most this many bytes; else they need a summary. Its arguments are
+/// shorter than a summary may be.
 const MAX_LISTED_SPEC: usize = 1000;
 const MILLIS_PER_DAY: u128 = 24 * 3600 * 1000;
 
@@ -66,7 +66,11 @@ pub(super) struct SpecColumns {
 impl SpecColumns {
     /// A spec that refers to nothing.
     pub(super) fn whole(spec: &RunSpec) -> Result<Self, Error> {
-        Ok(Self { spec: to_json(spec)?, summary: Some(to_json(&SpecSummary::new(spec))?), settings: None })
+        Ok(Self {
+            spec: to_json(spec)?,
+            summary: Some(to_json(&SpecSummary::new(spec))?),
+            settings: None,
+        })
     }
 
     /// The command of a spec, which refers to its settings.
@@ -83,7 +87,11 @@ impl SpecColumns {
 impl Store {
     /// How to store the spec of a new run. Stores its settings if they were seen before and are not
     /// known to be stored.
-    pub(super) async fn spec_columns(&self, run: RunId, spec: &RunSpec) -> Result<SpecColumns, Error> {
+    pub(super) async fn spec_columns(
+        &self,
+        run: RunId,
+        spec: &RunSpec,
+    ) -> Result<SpecColumns, Error> {
         let mut settings = to_json(spec)?;
         if let Some(fields) = settings.as_object_mut() {
             fields.remove("command");
@@ -100,20 +108,33 @@ impl Store {
     }
 
     /// Returns the columns of a spec whose settings were deleted meanwhile.
-    pub(super) fn spec_columns_again(&self, spec: &RunSpec, old: &SpecColumns) -> Result<SpecColumns, Error> {
+    pub(super) fn spec_columns_again(
+        &self,
+        spec: &RunSpec,
+        old: &SpecColumns,
+    ) -> Result<SpecColumns, Error> {
         if let Some(hash) = old.settings {
             self.known_settings.set(hash, Known::Seen);
         }
         SpecColumns::whole(spec)
     }
 
-    /// Stores settings for runs up to the day of this one. Returns `false` if other settings have the
-    /// hash, or another process is storing them.
-    async fn settings_store(&self, run: Uuid, hash: &Hash, settings: &Value) -> Result<bool, Error> {
-        let is_same =
-            sqlx::query_file_scalar!("src/sql/run_settings_store.sql", hash.as_slice(), settings, run,)
-                .fetch_optional(&self.pools.runs)
-                .await?;
+    /// Stores settings for runs up to the day of this one. Returns `false` if other settings have
+    /// the hash, or another process is storing them.
+    async fn settings_store(
+        &self,
+        run: Uuid,
+        hash: &Hash,
+        settings: &Value,
+    ) -> Result<bool, Error> {
+        let is_same = sqlx::query_file_scalar!(
+            "src/sql/run_settings_store.sql",
+            hash.as_slice(),
+            settings,
+            run,
+        )
+        .fetch_optional(&self.pools.runs)
+        .await?;
         Ok(is_same.unwrap_or(false))
     }
 }
@@ -121,7 +142,9 @@ impl Store {
 /// The hash of all fields, which are in a fixed order.
 fn hash(settings: &Value) -> Result<Hash, Error> {
     let mut hash = Hash::default();
-    hash.copy_from_slice(digest(&SHA256, &serde_json::to_vec(settings).map_err(unencodable)?).as_ref());
+    hash.copy_from_slice(
+        digest(&SHA256, &serde_json::to_vec(settings).map_err(unencodable)?).as_ref(),
+    );
     Ok(hash)
 }
 

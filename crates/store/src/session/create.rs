@@ -78,7 +78,11 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::AlreadyExists`] if an open session of the tenant has the alias.
-    pub async fn session_create(&self, new: NewSession<'_>, quotas: Quotas) -> Result<SessionCreated, Error> {
+    pub async fn session_create(
+        &self,
+        new: NewSession<'_>,
+        quotas: Quotas,
+    ) -> Result<SessionCreated, Error> {
         let within = |margin| if new.check_quota { quotas.sessions - margin } else { i64::MAX };
         match self.session_insert(&self.pools.runs, &new, within(QUOTA_MARGIN)).await? {
             Insertion::Created(created) => return Ok(created),
@@ -88,14 +92,17 @@ impl Store {
         if let Some(existing) = self.session_existing(&new).await? {
             return Ok(existing);
         }
-        // Near the quota, inserts of a tenant are serialized so that they cannot exceed it together.
+        // Near the quota, inserts of a tenant are serialized so that they cannot exceed it
+        // together.
         let mut tx = self.tenant_lock(new.tenant).await?;
         let inserted = self.session_insert(&mut *tx, &new, within(0)).await?;
         tx.commit().await?;
         match inserted {
             Insertion::Created(created) => Ok(created),
             Insertion::ModeUnavailable => Ok(SessionCreated::ModeUnavailable),
-            Insertion::Refused => Ok(self.session_existing(&new).await?.unwrap_or(SessionCreated::OverQuota)),
+            Insertion::Refused => {
+                Ok(self.session_existing(&new).await?.unwrap_or(SessionCreated::OverQuota))
+            }
         }
     }
 
@@ -106,7 +113,8 @@ impl Store {
         new: &NewSession<'_>,
         max_open: i64,
     ) -> Result<Insertion, Error> {
-        let subject = EventSubject { session: Some(new.id), ..EventSubject::by(new.key, Some(new.tenant)) };
+        let subject =
+            EventSubject { session: Some(new.id), ..EventSubject::by(new.key, Some(new.tenant)) };
         let detail = json!({ "mode": new.spec.mode.as_str(), "alias": new.alias });
         let body = EventBody::new(EventKind::SessionCreated, detail);
         let SignedEvent { event, mac } = self.audit.event(&subject, &body);
@@ -158,7 +166,10 @@ impl Store {
     }
 
     /// Returns the session that was created earlier with the same idempotency key.
-    async fn session_existing(&self, new: &NewSession<'_>) -> Result<Option<SessionCreated>, Error> {
+    async fn session_existing(
+        &self,
+        new: &NewSession<'_>,
+    ) -> Result<Option<SessionCreated>, Error> {
         let Some((key, hash)) = new.idempotency else { return Ok(None) };
         let found = sqlx::query!(
             "SELECT id, request_hash FROM sessions WHERE tenant_id = $1 AND idempotency_key = $2",
@@ -197,13 +208,23 @@ impl CreatedRow {
             return Ok(None);
         };
         let id = row::parse("workers.id", &id)?;
-        Ok(Some(WorkerCandidate { id, incarnation: Incarnation(incarnation), address, slots, busy_slots }))
+        Ok(Some(WorkerCandidate {
+            id,
+            incarnation: Incarnation(incarnation),
+            address,
+            slots,
+            busy_slots,
+        }))
     }
 }
 
 impl Session {
     /// A session that was just inserted.
-    fn created(new: &NewSession<'_>, created_at: OffsetDateTime, expires_at: OffsetDateTime) -> Self {
+    fn created(
+        new: &NewSession<'_>,
+        created_at: OffsetDateTime,
+        expires_at: OffsetDateTime,
+    ) -> Self {
         Self {
             quarantine: None,
             id: new.id,

@@ -1,8 +1,10 @@
-//! The tables `session_disk` and `tenant_disk_levels`: what the files of sessions use, and how near that is to
-//! the limits of sessions and the quotas of tenants. See `migrations/0004_disk.sql`.
+//! The tables `session_disk` and `tenant_disk_levels`: what the files of sessions use, and how near
+//! that is to the limits of sessions and the quotas of tenants. See `migrations/0004_disk.sql`.
 
 use codelia_policy::DiskLimits;
-use codelia_types::{DiskMechanism, DiskUsage, Incarnation, LeaseEpoch, SessionId, TenantId, WorkerId};
+use codelia_types::{
+    DiskMechanism, DiskUsage, Incarnation, LeaseEpoch, SessionId, TenantId, WorkerId,
+};
 use serde_json::json;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -70,9 +72,9 @@ pub struct DiskReported {
 }
 
 impl Store {
-    /// Stores what sessions of a worker use, and records an event for each level that a session or its tenant
-    /// reaches. Leaves out sessions that the worker does not hold under the epoch of the report. Returns the
-    /// tenants of the sessions, and `of_tenants`.
+    /// Stores what sessions of a worker use, and records an event for each level that a session or
+    /// its tenant reaches. Leaves out sessions that the worker does not hold under the epoch of the
+    /// report. Returns the tenants of the sessions, and `of_tenants`.
     pub async fn session_disk_report(
         &self,
         worker: &WorkerId,
@@ -95,12 +97,8 @@ impl Store {
             };
             let bytes = (row.bytes_before, row.bytes_now);
             let inodes = (row.inodes_before, row.inodes_now);
-            let crossed = crossings("limits.disk_bytes", bytes, row.bytes, row.max_bytes).chain(crossings(
-                "limits.inodes",
-                inodes,
-                row.inodes,
-                row.max_inodes,
-            ));
+            let crossed = crossings("limits.disk_bytes", bytes, row.bytes, row.max_bytes)
+                .chain(crossings("limits.inodes", inodes, row.inodes, row.max_inodes));
             events.extend(crossed.map(|body| (subject.clone(), body)));
             reported.sessions.push(SessionId(row.id));
             tenants.push(row.tenant_id);
@@ -111,7 +109,8 @@ impl Store {
         for row in read_tenants(&mut tx, &tenants).await? {
             let tenant: TenantId = row::parse("sessions.tenant_id", &row.tenant)?;
             let subject = EventSubject { tenant: Some(tenant.clone()), ..EventSubject::default() };
-            let crossed = crossings("quotas.disk_bytes", (row.before, row.now), row.used, row.quota);
+            let crossed =
+                crossings("quotas.disk_bytes", (row.before, row.now), row.used, row.quota);
             events.extend(crossed.map(|body| (subject.clone(), body)));
             let (used, quota) = (row.used.unsigned_abs(), row.quota.unsigned_abs());
             reported.tenants.push(TenantDisk { tenant, used, quota });
@@ -124,12 +123,17 @@ impl Store {
         Ok(reported)
     }
 
-    /// Deletes what is stored about directories that are removed from a root and belong to no session there.
+    /// Deletes what is stored about directories that are removed from a root and belong to no
+    /// session there.
     pub async fn session_disk_forget(&self, root_id: Uuid, ids: &[SessionId]) -> Result<(), Error> {
         let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-        sqlx::query!("DELETE FROM session_disk WHERE session_id = ANY ($1) AND root = $2", &ids, root_id)
-            .execute(&self.pools.upkeep)
-            .await?;
+        sqlx::query!(
+            "DELETE FROM session_disk WHERE session_id = ANY ($1) AND root = $2",
+            &ids,
+            root_id
+        )
+        .execute(&self.pools.upkeep)
+        .await?;
         Ok(())
     }
 }
@@ -153,7 +157,8 @@ async fn insert_reports(
     incarnation: Incarnation,
     reports: &[DiskReport],
 ) -> Result<Vec<ReportedRow>, Error> {
-    let column = |of: fn(&DiskReport) -> u64| reports.iter().map(|r| to_bigint(of(r))).collect::<Vec<_>>();
+    let column =
+        |of: fn(&DiskReport) -> u64| reports.iter().map(|r| to_bigint(of(r))).collect::<Vec<_>>();
     let ids: Vec<Uuid> = reports.iter().map(|report| report.session.0).collect();
     let epochs: Vec<i64> = reports.iter().map(|report| report.epoch.0).collect();
     let mechanisms: Vec<&str> = reports.iter().map(|report| report.mechanism.as_str()).collect();
@@ -183,7 +188,10 @@ struct TenantRow {
     now: i16,
 }
 
-async fn read_tenants(connection: &mut PgConnection, tenants: &[String]) -> Result<Vec<TenantRow>, Error> {
+async fn read_tenants(
+    connection: &mut PgConnection,
+    tenants: &[String],
+) -> Result<Vec<TenantRow>, Error> {
     let rows = sqlx::query_as!(
         TenantRow,
         r#"SELECT t.id AS "tenant!", d.used AS "used!", d.quota AS "quota!", d.level_before AS "before!",

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use codelia_policy::NetworkPolicy;
-use codelia_types::{Incarnation, LeaseToken, Outcome, Reason, Refusal, SessionId, TenantId, WorkerId};
+use codelia_types::{
+    Incarnation, LeaseToken, Outcome, Reason, Refusal, SessionId, TenantId, WorkerId,
+};
 use sqlx::types::Json;
 use uuid::Uuid;
 
@@ -19,10 +21,15 @@ impl Store {
     ) -> Result<Option<Session>, Error> {
         let (id, alias) = session.columns();
         let canceled = Json(Outcome::Canceled);
-        let closed =
-            sqlx::query_file!("src/sql/session_close.sql", tenant.as_str(), id, alias, canceled as _)
-                .fetch_optional(&self.pools.runs)
-                .await?;
+        let closed = sqlx::query_file!(
+            "src/sql/session_close.sql",
+            tenant.as_str(),
+            id,
+            alias,
+            canceled as _
+        )
+        .fetch_optional(&self.pools.runs)
+        .await?;
         let Some(closed) = closed else { return Ok(None) };
         if closed.has_queue {
             self.run_end_queue(SessionId(closed.id)).await?;
@@ -57,7 +64,11 @@ impl Store {
     }
 
     /// Ends a session whose files its holder cannot find, and refuses its queued runs.
-    pub async fn session_end_data_lost(&self, id: SessionId, lease: &LeaseToken) -> Result<(), Error> {
+    pub async fn session_end_data_lost(
+        &self,
+        id: SessionId,
+        lease: &LeaseToken,
+    ) -> Result<(), Error> {
         let refused = Outcome::Refused(Refusal {
             reason: Reason::SessionDataLost,
             message: "the session's files are lost".into(),
@@ -73,7 +84,8 @@ impl Store {
         )
         .execute(&mut *tx)
         .await?;
-        let has_queue = ended.rows_affected() > 0 && run::begin_queue_end(&mut tx, id, &refused).await?;
+        let has_queue =
+            ended.rows_affected() > 0 && run::begin_queue_end(&mut tx, id, &refused).await?;
         tx.commit().await?;
         if has_queue {
             self.run_end_queue(id).await?;
@@ -81,8 +93,8 @@ impl Store {
         Ok(())
     }
 
-    /// Looks at open sessions that are due, at most `limit`. Ends those that are past their expiry or
-    /// idle time and have no unfinished run, and expired ones whose runs no worker can take, and
+    /// Looks at open sessions that are due, at most `limit`. Ends those that are past their expiry
+    /// or idle time and have no unfinished run, and expired ones whose runs no worker can take, and
     /// returns how many. [`Store::run_end_queues_any_tenant`] ends these runs. The first statement
     /// locks the rows, so that the second sees every run that was inserted before.
     pub async fn session_expire_any_tenant(&self, limit: i64) -> Result<u64, Error> {
@@ -99,7 +111,8 @@ impl Store {
         }
         let refused = Outcome::Refused(Refusal {
             reason: Reason::SessionEnded,
-            message: "the session expired before a worker took the run; create another session".into(),
+            message: "the session expired before a worker took the run; create another session"
+                .into(),
         });
         let ended = sqlx::query_file_scalar!("src/sql/session_check.sql", &due, Json(refused) as _)
             .fetch_one(&mut *tx)
@@ -108,8 +121,8 @@ impl Store {
         Ok(ended.unsigned_abs())
     }
 
-    /// Makes sessions due, at most `limit`, that were found expired while the clock was ahead and that
-    /// would be looked at long after their expiry now. Returns how many.
+    /// Makes sessions due, at most `limit`, that were found expired while the clock was ahead and
+    /// that would be looked at long after their expiry now. Returns how many.
     pub async fn session_check_again_any_tenant(&self, limit: i64) -> Result<u64, Error> {
         let changed = sqlx::query!(
             "UPDATE sessions SET check_at = now() WHERE id IN (
@@ -149,9 +162,13 @@ impl Store {
         Ok(ids.into_iter().map(SessionId).collect())
     }
 
-    /// Records that the directories of ended sessions are removed, with the changes that they held, and ends
-    /// their leases. Leaves out sessions in which a run is still running.
-    pub async fn session_mark_removed(&self, ids: &[SessionId], root_id: Uuid) -> Result<(), Error> {
+    /// Records that the directories of ended sessions are removed, with the changes that they held,
+    /// and ends their leases. Leaves out sessions in which a run is still running.
+    pub async fn session_mark_removed(
+        &self,
+        ids: &[SessionId],
+        root_id: Uuid,
+    ) -> Result<(), Error> {
         let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
         sqlx::query!(
             r#"WITH removed AS (

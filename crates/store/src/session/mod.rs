@@ -260,7 +260,11 @@ impl Store {
     }
 
     /// Returns the session with this alias that ended last.
-    pub async fn session_last_ended(&self, tenant: &TenantId, alias: &str) -> Result<Option<Session>, Error> {
+    pub async fn session_last_ended(
+        &self,
+        tenant: &TenantId,
+        alias: &str,
+    ) -> Result<Option<Session>, Error> {
         select_sessions!(
             "s.spec",
             "s.tenant_id = $1 AND s.alias = $2 AND s.state = 'ended' ORDER BY s.ended_at DESC LIMIT 1",
@@ -283,7 +287,9 @@ impl Store {
     ) -> Result<Vec<Session>, Error> {
         let before = filter.before.map_or(Uuid::max(), |id| id.0);
         let rows = match filter.state {
-            _ if !filter.labels.is_empty() => return self.session_list_labeled(tenant, filter, limit).await,
+            _ if !filter.labels.is_empty() => {
+                return self.session_list_labeled(tenant, filter, limit).await;
+            }
             None => list_sessions!(
                 self,
                 "s.tenant_id = $1 AND s.id < $2 ORDER BY s.id DESC LIMIT $3",
@@ -309,8 +315,8 @@ impl Store {
         rows.into_iter().map(Session::try_from).collect()
     }
 
-    /// Looks for labels among the next sessions in the order of the page, which suffices if many have
-    /// them, and else by the index of labels, which is fast if few have them.
+    /// Looks for labels among the next sessions in the order of the page, which suffices if many
+    /// have them, and else by the index of labels, which is fast if few have them.
     async fn session_list_labeled(
         &self,
         tenant: &TenantId,
@@ -357,8 +363,8 @@ impl Store {
         .collect()
     }
 
-    /// Sets the expiry of an open session to `ttl` from now. Returns `None` if the tenant has no such
-    /// open session.
+    /// Sets the expiry of an open session to `ttl` from now. Returns `None` if the tenant has no
+    /// such open session.
     pub async fn session_extend(
         &self,
         tenant: &TenantId,
@@ -383,8 +389,8 @@ impl Store {
         }
     }
 
-    /// Records that a file call uses an open session. Returns `false` if it is not open. Writes only
-    /// if no use was recorded yet, or the last one is older than a tenth of the idle time.
+    /// Records that a file call uses an open session. Returns `false` if it is not open. Writes
+    /// only if no use was recorded yet, or the last one is older than a tenth of the idle time.
     pub async fn session_touch(&self, tenant: &TenantId, id: SessionId) -> Result<bool, Error> {
         let open = sqlx::query_scalar!(
             r#"WITH touched AS (
@@ -455,13 +461,19 @@ impl TryFrom<SessionRow> for Session {
             network: row.network.map(|json| json.0),
             labels: row.labels.0,
             state: row::parse("sessions.state", &row.state)?,
-            end_reason: row.end_reason.map(|text| row::parse("sessions.end_reason", &text)).transpose()?,
+            end_reason: row
+                .end_reason
+                .map(|text| row::parse("sessions.end_reason", &text))
+                .transpose()?,
             created_at: row.created_at,
             expires_at: row.expires_at,
             idle_ttl: row.idle_ttl.as_ref().map(row::duration),
             allow_data_loss: row.allow_data_loss,
             ended_at: row.ended_at,
-            holder: row.holder.map(|text| row::parse("sessions.lease_worker", &text)).transpose()?,
+            holder: row
+                .holder
+                .map(|text| row::parse("sessions.lease_worker", &text))
+                .transpose()?,
             lease_epoch: LeaseEpoch(row.lease_epoch),
             holder_address: row.holder_address,
             disk,

@@ -18,9 +18,12 @@ pub struct SessionNetwork {
 }
 
 impl Store {
-    /// Returns what has changed for those of the sessions for which something may have: their network
-    /// policy, or the policy of their tenant. For the worker that holds them.
-    pub async fn session_networks(&self, sessions: &[SessionId]) -> Result<Vec<SessionNetwork>, Error> {
+    /// Returns what has changed for those of the sessions for which something may have: their
+    /// network policy, or the policy of their tenant. For the worker that holds them.
+    pub async fn session_networks(
+        &self,
+        sessions: &[SessionId],
+    ) -> Result<Vec<SessionNetwork>, Error> {
         let ids: Vec<_> = sessions.iter().map(|session| session.0).collect();
         let rows = sqlx::query!(
             r#"SELECT s.id, s.network AS "network: Json<NetworkPolicy>", p.version AS "version?"

@@ -37,8 +37,8 @@ impl Store {
         Ok(())
     }
 
-    /// Ends the quarantine of a session. One that is not quarantined stays as it is. Returns `None` if the
-    /// tenant has no such session.
+    /// Ends the quarantine of a session. One that is not quarantined stays as it is. Returns `None`
+    /// if the tenant has no such session.
     pub async fn session_release(
         &self,
         tenant: &TenantId,
@@ -62,7 +62,8 @@ impl Store {
         .execute(&mut *tx)
         .await?;
         if released.rows_affected() > 0 {
-            let subject = EventSubject { session: Some(found.id), ..EventSubject::by(key, Some(tenant)) };
+            let subject =
+                EventSubject { session: Some(found.id), ..EventSubject::by(key, Some(tenant)) };
             let body = EventBody::new(EventKind::SessionReleased, json!({ "reason": reason }));
             audit::insert(&self.audit, &mut *tx, &subject, &body).await?;
         }

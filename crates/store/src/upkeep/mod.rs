@@ -68,13 +68,21 @@ impl UpkeepPass {
     fn log(&self) {
         let swept = self.swept;
         if swept != SweepReport::default() {
-            tracing::warn!(swept.sessions, swept.retried, swept.lost, "ended leases of lost workers");
+            tracing::warn!(
+                swept.sessions,
+                swept.retried,
+                swept.lost,
+                "ended leases of lost workers"
+            );
         }
         if self.refused > 0 {
             tracing::info!(refused = self.refused, "ended runs that waited too long for a worker");
         }
         if self.undecided > 0 {
-            tracing::info!(undecided = self.undecided, "expired approvals that nobody decided about");
+            tracing::info!(
+                undecided = self.undecided,
+                "expired approvals that nobody decided about"
+            );
         }
         if self.expired > 0 {
             tracing::info!(expired = self.expired, "expired sessions");
@@ -83,7 +91,10 @@ impl UpkeepPass {
             tracing::warn!(flag = %id, why, "mode flag exceeded its limits and was rolled back");
         }
         if let Some(rows @ 1..) = self.misplaced {
-            tracing::warn!(rows, "runs are in a default partition: a clock was wrong, or a run took days");
+            tracing::warn!(
+                rows,
+                "runs are in a default partition: a clock was wrong, or a run took days"
+            );
         }
     }
 }
@@ -135,7 +146,10 @@ impl Upkeep {
                     delay
                 }
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "upkeep failed, retrying");
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "upkeep failed, retrying"
+                    );
                     INTERVAL
                 }
             };
@@ -162,8 +176,11 @@ impl Upkeep {
         let store = &self.store;
         self.is_set_back |= claim.is_set_back;
         if self.is_set_back {
-            tracing::warn!("the clock of the database was set back, checking expired sessions again");
-            while store.session_check_again_any_tenant(MAX_ROWS).await? >= MAX_ROWS.unsigned_abs() {}
+            tracing::warn!(
+                "the clock of the database was set back, checking expired sessions again"
+            );
+            while store.session_check_again_any_tenant(MAX_ROWS).await? >= MAX_ROWS.unsigned_abs() {
+            }
             self.is_set_back = false;
         }
         let swept = store.lease_sweep_any_tenant(MAX_ROWS).await?;
@@ -208,9 +225,10 @@ impl Upkeep {
             return Ok(None);
         }
         // Without the locks, which runs come first for, the next pass tries again.
-        for done in
-            [self.store.run_partitions_create().await, self.store.run_partitions_drop(&self.retention).await]
-        {
+        for done in [
+            self.store.run_partitions_create().await,
+            self.store.run_partitions_drop(&self.retention).await,
+        ] {
             match done {
                 Ok(()) => {}
                 Err(error @ Error::LockTimeout(_)) => {
@@ -296,18 +314,32 @@ impl Purge {
     }
 
     /// Deletes a batch, and returns whether there may be more of the kind.
-    async fn step(&self, store: &Store, keep: &Retention, deadline: Instant) -> Result<bool, Error> {
-        let is_full = |deleted: u64| i64::try_from(deleted).is_ok_and(|deleted| deleted >= MAX_PURGED_ROWS);
+    async fn step(
+        &self,
+        store: &Store,
+        keep: &Retention,
+        deadline: Instant,
+    ) -> Result<bool, Error> {
+        let is_full =
+            |deleted: u64| i64::try_from(deleted).is_ok_and(|deleted| deleted >= MAX_PURGED_ROWS);
         match self.step {
             Step::Runs => store.run_purge_any_tenant(keep, MAX_PURGED_ROWS).await,
             Step::Output => store.output_purge_any_tenant(keep, MAX_PURGED_ROWS, deadline).await,
-            Step::Changes => store.changes_drop_ended_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
-            Step::Sessions => store.session_purge_any_tenant(keep.runs, MAX_PURGED_ROWS).await.map(is_full),
-            Step::Approvals => store.approval_purge_any_tenant(keep, MAX_PURGED_ROWS).await.map(is_full),
+            Step::Changes => {
+                store.changes_drop_ended_any_tenant(MAX_PURGED_ROWS).await.map(is_full)
+            }
+            Step::Sessions => {
+                store.session_purge_any_tenant(keep.runs, MAX_PURGED_ROWS).await.map(is_full)
+            }
+            Step::Approvals => {
+                store.approval_purge_any_tenant(keep, MAX_PURGED_ROWS).await.map(is_full)
+            }
             Step::Workers => store.worker_forget_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
             Step::Settings => store.settings_purge_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
             Step::Flags => store.flag_purge(keep.audit).await.map(is_full),
-            Step::Policies => store.scope_policy_purge(keep.audit, MAX_PURGED_ROWS).await.map(is_full),
+            Step::Policies => {
+                store.scope_policy_purge(keep.audit, MAX_PURGED_ROWS).await.map(is_full)
+            }
             Step::Volumes => store.volume_purge_any_tenant(MAX_PURGED_ROWS).await.map(is_full),
         }
     }

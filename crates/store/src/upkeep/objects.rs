@@ -70,7 +70,8 @@ impl Store {
         }
     }
 
-    /// Removes objects whose rows were deleted, at most `limit`, and returns whether there may be more.
+    /// Removes objects whose rows were deleted, at most `limit`, and returns whether there may be
+    /// more.
     async fn output_remove_any_tenant(&self, limit: usize) -> Result<bool, Error> {
         let Some(objects) = &self.objects else { return Ok(false) };
         let names = sqlx::query_scalar!(
@@ -89,9 +90,13 @@ impl Store {
         Ok(names.len() >= limit)
     }
 
-    /// Removes what is left of days whose output nobody keeps: after their rows were dropped, and what
-    /// fenced and crashed workers wrote. Returns whether there may be more.
-    async fn output_sweep_any_tenant(&self, keep: &Retention, deadline: Instant) -> Result<bool, Error> {
+    /// Removes what is left of days whose output nobody keeps: after their rows were dropped, and
+    /// what fenced and crashed workers wrote. Returns whether there may be more.
+    async fn output_sweep_any_tenant(
+        &self,
+        keep: &Retention,
+        deadline: Instant,
+    ) -> Result<bool, Error> {
         let Some(objects) = &self.objects else { return Ok(false) };
         let (_, longest) = self.retention_longest(keep).await?;
         // As the partitions of days, see `run_partitions_due`.
@@ -122,14 +127,15 @@ impl Store {
         Ok(false)
     }
 
-    /// Those of the objects that no row names. A worker writes an object before its row, but only while
-    /// the run is live; the end of a run and its last rows are one statement.
+    /// Those of the objects that no row names. A worker writes an object before its row, but only
+    /// while the run is live; the end of a run and its last rows are one statement.
     async fn output_garbage_any_tenant(&self, names: &[String]) -> Result<Vec<String>, Error> {
         let parsed = names.iter().filter_map(|name| Some((name, name.parse::<ObjectName>().ok()?)));
         let (names, parsed): (Vec<&String>, Vec<ObjectName>) = parsed.unzip();
         let runs: Vec<Uuid> = parsed.iter().map(|name| name.run.0).collect();
         let starts: Vec<i64> = parsed.iter().map(|name| name.position).collect();
-        let ends: Vec<i64> = parsed.iter().map(|name| name.position.saturating_add(name.length)).collect();
+        let ends: Vec<i64> =
+            parsed.iter().map(|name| name.position.saturating_add(name.length)).collect();
         let garbage = sqlx::query_scalar!(
             r#"SELECT n.object AS "object!"
                FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::bigint[]) AS n (object, run_id, first, until)

@@ -12,8 +12,8 @@ use crate::{Error, Store, row};
 const MAX_LATE: usize = 1000;
 
 impl Store {
-    /// Deletes output of tenants that keep it for a shorter time than others, and than their runs, until
-    /// `deadline`, and returns whether there may be more.
+    /// Deletes output of tenants that keep it for a shorter time than others, and than their runs,
+    /// until `deadline`, and returns whether there may be more.
     pub async fn output_purge_any_tenant(
         &self,
         keep: &Retention,
@@ -44,8 +44,14 @@ impl Store {
     }
 }
 
-/// Deletes output of one tenant in the order of the runs' ids, and returns whether there may be more.
-async fn purge(tx: &mut PgConnection, tenant: &str, keep: &PgInterval, limit: i64) -> Result<bool, Error> {
+/// Deletes output of one tenant in the order of the runs' ids, and returns whether there may be
+/// more.
+async fn purge(
+    tx: &mut PgConnection,
+    tenant: &str,
+    keep: &PgInterval,
+    limit: i64,
+) -> Result<bool, Error> {
     let progress = sqlx::query!(
         r#"INSERT INTO output_purges (tenant_id) VALUES ($1)
            ON CONFLICT (tenant_id) DO UPDATE SET tenant_id = excluded.tenant_id
@@ -71,8 +77,10 @@ async fn purge(tx: &mut PgConnection, tenant: &str, keep: &PgInterval, limit: i6
         bytes - run.output_bytes < MAX_BYTES
     });
     let next: Vec<Uuid> = fitting.map(|run| run.id).collect();
-    let has_more = next.len() < found.len() || i64::try_from(found.len()).is_ok_and(|count| count >= limit);
-    let done = if has_more { next.last().copied().unwrap_or(progress.done) } else { progress.bound };
+    let has_more =
+        next.len() < found.len() || i64::try_from(found.len()).is_ok_and(|count| count >= limit);
+    let done =
+        if has_more { next.last().copied().unwrap_or(progress.done) } else { progress.bound };
     let live = sqlx::query_scalar!(
         "SELECT id FROM live_runs WHERE tenant_id = $1 AND state IN ('held', 'queued', 'running') AND id > $2 AND id <= $3",
         tenant,
@@ -87,9 +95,14 @@ async fn purge(tx: &mut PgConnection, tenant: &str, keep: &PgInterval, limit: i6
         tracing::warn!(tenant, "too many runs are still live to delete the output of later ones");
         return Ok(false);
     }
-    sqlx::query!("UPDATE output_purges SET done = $2, late = $3 WHERE tenant_id = $1", tenant, done, &late)
-        .execute(tx)
-        .await?;
+    sqlx::query!(
+        "UPDATE output_purges SET done = $2, late = $3 WHERE tenant_id = $1",
+        tenant,
+        done,
+        &late
+    )
+    .execute(tx)
+    .await?;
     Ok(has_more)
 }
 

@@ -13,7 +13,8 @@ const DAYS_AHEAD: i32 = 7;
 const MAX_ROWS: i64 = 5000;
 
 impl Store {
-    /// Makes the partitions of the next days. Rows of a day without one go to the default partitions.
+    /// Makes the partitions of the next days. Rows of a day without one go to the default
+    /// partitions.
     pub(super) async fn run_partitions_create(&self) -> Result<(), Error> {
         for ahead in 0..=DAYS_AHEAD {
             sqlx::query!(
@@ -47,8 +48,8 @@ impl Store {
         Ok(())
     }
 
-    /// Partitions to drop, the oldest first. A run may take a day, and its time counts from its end: so
-    /// a day is kept for one more.
+    /// Partitions to drop, the oldest first. A run may take a day, and its time counts from its
+    /// end: so a day is kept for one more.
     async fn run_partitions_due(
         &self,
         runs: Duration,

@@ -65,16 +65,17 @@ impl Store {
     /// Deletes ended runs of deleted tenants, at most `limit`.
     pub(crate) async fn run_purge_deleted_any_tenant(&self, limit: i64) -> Result<(), Error> {
         let mut tx = self.pools.upkeep.begin().await?;
-        let old = sqlx::query_file_as!(OldRun, "src/sql/run_purge_deleted.sql", limit, MAX_BYTES as _)
-            .fetch_all(&mut *tx)
-            .await?;
+        let old =
+            sqlx::query_file_as!(OldRun, "src/sql/run_purge_deleted.sql", limit, MAX_BYTES as _)
+                .fetch_all(&mut *tx)
+                .await?;
         delete_runs(&mut tx, &old).await?;
         tx.commit().await?;
         Ok(())
     }
 
-    /// Deletes ended sessions that are older than their tenant keeps them, at most `limit`, and returns
-    /// how many. Their runs are deleted by their own age.
+    /// Deletes ended sessions that are older than their tenant keeps them, at most `limit`, and
+    /// returns how many. Their runs are deleted by their own age.
     pub async fn session_purge_any_tenant(&self, keep: Duration, limit: i64) -> Result<u64, Error> {
         let purged = sqlx::query_scalar!(
             r#"WITH old AS MATERIALIZED (
@@ -98,9 +99,9 @@ impl Store {
         Ok(purged.unsigned_abs())
     }
 
-    /// Deletes settings that no run refers to, at most `limit`, and returns how many. Deletes none while
-    /// there are too many runs to look at one by one: live ones of days that are dropped, and ended ones
-    /// without the partition of their day.
+    /// Deletes settings that no run refers to, at most `limit`, and returns how many. Deletes none
+    /// while there are too many runs to look at one by one: live ones of days that are dropped, and
+    /// ended ones without the partition of their day.
     pub async fn settings_purge_any_tenant(&self, limit: i64) -> Result<u64, Error> {
         let deleted = sqlx::query_file!("src/sql/run_settings_purge.sql", limit, MAX_STRAY_RUNS)
             .execute(&self.pools.upkeep)

@@ -41,7 +41,9 @@ impl Retention {
             ("retention.output", self.output),
             ("retention.audit", self.audit),
         ];
-        if let Some((key, _)) = times.into_iter().find(|(_, time)| !(MINIMUM..=MAXIMUM).contains(time)) {
+        if let Some((key, _)) =
+            times.into_iter().find(|(_, time)| !(MINIMUM..=MAXIMUM).contains(time))
+        {
             let (least, most) = (duration::text(MINIMUM), duration::text(MAXIMUM));
             return Err(InvalidOption::new(key, format!("must be from {least} to {most}")));
         }
@@ -115,7 +117,8 @@ impl Store {
         .await?;
         if updated.rows_affected() > 0 {
             let field = Some("retention".to_owned());
-            let body = EventBody { kind: EventKind::RetentionSet, field, detail: retention.detail() };
+            let body =
+                EventBody { kind: EventKind::RetentionSet, field, detail: retention.detail() };
             audit::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(id)), &body).await?;
         }
         tx.commit().await?;
@@ -123,7 +126,10 @@ impl Store {
     }
 
     /// The longest time that any tenant keeps runs and their output.
-    pub(super) async fn retention_longest(&self, keep: &Retention) -> Result<(Duration, Duration), Error> {
+    pub(super) async fn retention_longest(
+        &self,
+        keep: &Retention,
+    ) -> Result<(Duration, Duration), Error> {
         let longest = sqlx::query!(
             r#"SELECT greatest($1::interval, max(retention_runs)) AS "runs!",
                       greatest($2::interval, max(retention_output)) AS "output!" FROM tenants"#,

@@ -1,5 +1,5 @@
-//! Deletes volumes that were not used for long, and the least recently used of tenants that have too much.
-//! Never one that a session mounts.
+//! Deletes volumes that were not used for long, and the least recently used of tenants that have
+//! too much. Never one that a session mounts.
 
 use codelia_types::TenantId;
 use serde_json::json;
@@ -39,7 +39,9 @@ impl Store {
     async fn volume_remove_unused(&self, id: Uuid, reason: &str) -> Result<bool, Error> {
         let mut tx = self.pools.upkeep.begin().await?;
         // As in `volume_delete`.
-        sqlx::query!("SELECT id FROM volumes WHERE id = $1 FOR UPDATE", id).fetch_optional(&mut *tx).await?;
+        sqlx::query!("SELECT id FROM volumes WHERE id = $1 FOR UPDATE", id)
+            .fetch_optional(&mut *tx)
+            .await?;
         let deleted = sqlx::query!(
             "DELETE FROM volumes v WHERE v.id = $1
                  AND NOT EXISTS (SELECT 1 FROM volume_mounts m JOIN sessions s ON s.id = m.session_id

@@ -1,5 +1,5 @@
-//! The table `volumes`: directories of tenants that outlive sessions. A deleted row is gone; the worker that
-//! has the directory finds that and removes it.
+//! The table `volumes`: directories of tenants that outlive sessions. A deleted row is gone; the
+//! worker that has the directory finds that and removes it.
 
 mod evict;
 mod mount;
@@ -17,7 +17,8 @@ use crate::{Error, EventBody, EventKind, EventSubject, Store, audit, row};
 
 /// Volumes of a tenant.
 pub const MAX_VOLUMES: i64 = 100;
-/// Size of the volumes of a tenant together, in bytes. The least recently used are deleted above it.
+/// Size of the volumes of a tenant together, in bytes. The least recently used are deleted above
+/// it.
 pub const MAX_VOLUMES_BYTES: i64 = 20 << 30;
 
 /// A volume of a tenant.
@@ -97,7 +98,10 @@ macro_rules! select_volumes {
 
 impl Store {
     /// Creates a volume.
-    pub async fn volume_create(&self, new: NewVolume<'_>) -> Result<Result<Volume, VolumeNotCreated>, Error> {
+    pub async fn volume_create(
+        &self,
+        new: NewVolume<'_>,
+    ) -> Result<Result<Volume, VolumeNotCreated>, Error> {
         let mut tx = self.tenant_lock(new.tenant).await?;
         if get(&mut tx, new.tenant, new.name).await?.is_some() {
             return Ok(Err(VolumeNotCreated::Exists));
@@ -128,13 +132,18 @@ impl Store {
         };
         let detail = json!({ "volume": new.name.as_str(), "id": id.to_string(), "max_bytes": new.max_bytes });
         let body = EventBody::new(EventKind::VolumeCreated, detail);
-        audit::insert(&self.audit, &mut *tx, &EventSubject::by(new.key, Some(new.tenant)), &body).await?;
+        audit::insert(&self.audit, &mut *tx, &EventSubject::by(new.key, Some(new.tenant)), &body)
+            .await?;
         tx.commit().await?;
         Ok(Ok(volume))
     }
 
     /// Returns a volume.
-    pub async fn volume_get(&self, tenant: &TenantId, name: &VolumeName) -> Result<Option<Volume>, Error> {
+    pub async fn volume_get(
+        &self,
+        tenant: &TenantId,
+        name: &VolumeName,
+    ) -> Result<Option<Volume>, Error> {
         let row = select_volumes!("tenant_id = $1 AND name = $2", tenant.as_str(), name.as_str());
         row.fetch_optional(&self.pools.reads).await?.map(Volume::try_from).transpose()
     }
@@ -181,7 +190,8 @@ impl Store {
             return Ok(Err(VolumeNotDeleted::InUse(SessionId(session))));
         }
         sqlx::query!("DELETE FROM volumes WHERE id = $1", id).execute(&mut *tx).await?;
-        let detail = json!({ "volume": name.as_str(), "id": id.to_string(), "reason": "requested" });
+        let detail =
+            json!({ "volume": name.as_str(), "id": id.to_string(), "reason": "requested" });
         let body = EventBody::new(EventKind::VolumeDeleted, detail);
         audit::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(tenant)), &body).await?;
         tx.commit().await?;
@@ -189,7 +199,11 @@ impl Store {
     }
 }
 
-async fn get(tx: &mut PgConnection, tenant: &TenantId, name: &VolumeName) -> Result<Option<Volume>, Error> {
+async fn get(
+    tx: &mut PgConnection,
+    tenant: &TenantId,
+    name: &VolumeName,
+) -> Result<Option<Volume>, Error> {
     let row = select_volumes!("tenant_id = $1 AND name = $2", tenant.as_str(), name.as_str());
     row.fetch_optional(tx).await?.map(Volume::try_from).transpose()
 }

@@ -71,8 +71,8 @@ struct LockedVolume {
 }
 
 impl Store {
-    /// Records the volumes that a new session mounts. If one has a directory, only workers with its root may
-    /// take the session. Repeating it changes nothing.
+    /// Records the volumes that a new session mounts. If one has a directory, only workers with its
+    /// root may take the session. Repeating it changes nothing.
     pub async fn volume_mount(&self, wanted: SessionVolumes<'_>) -> Result<VolumesMounted, Error> {
         let mut tx = self.pools.runs.begin().await?;
         let locked = lock(&mut tx, wanted).await?;
@@ -114,9 +114,13 @@ impl Store {
         Ok(VolumesMounted::Mounted)
     }
 
-    /// Returns the volumes that a session mounts and whose directories are, or will be, on this root. They
-    /// count as used. For workers.
-    pub async fn volume_use(&self, session: SessionId, root_id: Uuid) -> Result<Vec<MountedVolume>, Error> {
+    /// Returns the volumes that a session mounts and whose directories are, or will be, on this
+    /// root. They count as used. For workers.
+    pub async fn volume_use(
+        &self,
+        session: SessionId,
+        root_id: Uuid,
+    ) -> Result<Vec<MountedVolume>, Error> {
         let rows = sqlx::query!(
             r#"UPDATE volumes v
                SET used_at = now(), root_id = $2, used_bytes = CASE WHEN v.root_id = $2 THEN v.used_bytes ELSE 0 END
@@ -140,7 +144,12 @@ impl Store {
     }
 
     /// Records the size of a volume on a root. For workers.
-    pub async fn volume_measured(&self, id: VolumeId, root_id: Uuid, bytes: u64) -> Result<(), Error> {
+    pub async fn volume_measured(
+        &self,
+        id: VolumeId,
+        root_id: Uuid,
+        bytes: u64,
+    ) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE volumes SET used_bytes = $3, used_at = now() WHERE id = $1 AND root_id = $2",
             id.0,
@@ -152,8 +161,13 @@ impl Store {
         Ok(())
     }
 
-    /// Filters `ids` for volumes that do not exist or have their directory on another root. For workers.
-    pub async fn volume_list_orphans(&self, root_id: Uuid, ids: &[VolumeId]) -> Result<Vec<VolumeId>, Error> {
+    /// Filters `ids` for volumes that do not exist or have their directory on another root. For
+    /// workers.
+    pub async fn volume_list_orphans(
+        &self,
+        root_id: Uuid,
+        ids: &[VolumeId],
+    ) -> Result<Vec<VolumeId>, Error> {
         let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
         let orphans = sqlx::query_scalar!(
             r#"SELECT found.id AS "id!" FROM unnest($1::uuid[]) AS found (id)
@@ -168,7 +182,10 @@ impl Store {
 }
 
 /// Locks the volumes in one order, so that no two calls wait for each other.
-async fn lock(tx: &mut PgConnection, wanted: SessionVolumes<'_>) -> Result<Vec<LockedVolume>, Error> {
+async fn lock(
+    tx: &mut PgConnection,
+    wanted: SessionVolumes<'_>,
+) -> Result<Vec<LockedVolume>, Error> {
     let names: Vec<_> = wanted.volumes.iter().map(|volume| volume.name.clone()).collect();
     let locked = sqlx::query_as!(
         LockedVolume,

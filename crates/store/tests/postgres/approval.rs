@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use codelia_policy::{IsolationLevel, NetworkPolicy, Policy};
 use codelia_store::{
-    Approval, ApprovalFilter, ApprovalKind, ApprovalReach, ApprovalRequest, ApprovalScope, ApprovalState,
-    ApprovalStatus, Cancellation, Decision, DecisionResult, Error, EventKind, Grant, HeldSessions,
-    MAX_OF_RUN, MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NewRun, NotDecided, Options,
-    Permitted, ReadGrant, Retention, Revocation, RunAdmission, RunFilter, RunState, SessionRef, Store,
-    WantedSessions, Withdrawn,
+    Approval, ApprovalFilter, ApprovalKind, ApprovalReach, ApprovalRequest, ApprovalScope,
+    ApprovalState, ApprovalStatus, Cancellation, Decision, DecisionResult, Error, EventKind, Grant,
+    HeldSessions, MAX_OF_RUN, MAX_PENDING_OF_RUN, MAX_PENDING_OF_TENANT, NewApproval, NewRun,
+    NotDecided, Options, Permitted, ReadGrant, Retention, Revocation, RunAdmission, RunFilter,
+    RunState, SessionRef, Store, WantedSessions, Withdrawn,
 };
 use codelia_tests::{eventually, recorded_events};
 use codelia_types::{ApprovalId, KeyId, NetworkMode, Outcome, Reason, RunId, SessionId, TenantId};
@@ -109,9 +109,15 @@ impl Fixture {
 /// Sets the policy of a tenant.
 async fn set_policy(store: &Store, tenant: &TenantId, policy: &Policy, key: KeyId) {
     let policy = Some(policy);
-    let new =
-        codelia_store::NewPolicyVersion { policy, expected: None, restored: None, reason: "a test", key };
-    let set = store.scope_policy_set(&codelia_store::ScopeRef::organisation(tenant), new).await.unwrap();
+    let new = codelia_store::NewPolicyVersion {
+        policy,
+        expected: None,
+        restored: None,
+        reason: "a test",
+        key,
+    };
+    let set =
+        store.scope_policy_set(&codelia_store::ScopeRef::organisation(tenant), new).await.unwrap();
     assert!(matches!(set, codelia_store::ScopePolicySet::Set(_)), "{set:?}");
 }
 
@@ -124,7 +130,8 @@ async fn two_deciders_at_once_only_one_wins() {
         fixture.hold(session.id, &new).await;
         let decisions: Vec<_> =
             (0..8).map(|n| if n % 2 == 0 { allow(ApprovalScope::Once) } else { deny() }).collect();
-        let results = join_all(decisions.iter().map(|decision| fixture.decide(new.id, decision))).await;
+        let results =
+            join_all(decisions.iter().map(|decision| fixture.decide(new.id, decision))).await;
         let (mut winners, mut losers) = (Vec::new(), Vec::new());
         for result in results {
             match result {
@@ -165,7 +172,8 @@ async fn withdrawn_permission_cannot_be_allowed() {
             ApprovalKind::NetworkHost => Withdrawn::Network(NetworkMode::Proxy),
             _ => Withdrawn::Isolation(IsolationLevel::Full),
         };
-        let narrow = if kind == ApprovalKind::NetworkProxy { NetworkMode::None } else { NetworkMode::Proxy };
+        let narrow =
+            if kind == ApprovalKind::NetworkProxy { NetworkMode::None } else { NetworkMode::Proxy };
         set_network(Some(narrow)).await;
         set_floor(None).await;
         match fixture.decide(new.id, &allow).await {
@@ -189,7 +197,11 @@ async fn withdrawn_permission_shows_when_run_begins() {
     let (session, worker) = (fixture.session().await, fixture.worker("w").await);
     let new = needed(KeyId::generate(), LONG);
     let run = fixture.hold(session.id, &new).await;
-    store.tenant_set_floor(tenant, (IsolationLevel::None, None), "a test", None).await.unwrap().unwrap();
+    store
+        .tenant_set_floor(tenant, (IsolationLevel::None, None), "a test", None)
+        .await
+        .unwrap()
+        .unwrap();
     fixture.decided(new.id, &allow(ApprovalScope::Once)).await;
     let lease = fixture.lease(&session, &worker).await.unwrap();
     let mut run = store.run_begin(run, &lease.token).await.unwrap().unwrap();
@@ -202,7 +214,11 @@ async fn withdrawn_permission_shows_when_run_begins() {
     assert_eq!(withdrawn, Some(Withdrawn::Network(NetworkMode::None)));
     run.spec.network = Some(NetworkMode::None);
     assert_eq!(store.run_withdrawn(&run).await.unwrap(), None);
-    store.tenant_set_floor(tenant, (IsolationLevel::Full, None), "a test", None).await.unwrap().unwrap();
+    store
+        .tenant_set_floor(tenant, (IsolationLevel::Full, None), "a test", None)
+        .await
+        .unwrap()
+        .unwrap();
     let withdrawn = store.run_withdrawn(&run).await.unwrap();
     assert_eq!(withdrawn, Some(Withdrawn::Isolation(IsolationLevel::Full)));
     fixture.end().await;
@@ -217,10 +233,15 @@ async fn held_run_starts_only_after_approval() {
     let wanted = || fixture.store.lease_list_wanted(&worker.id, worker.incarnation, 10);
     assert_eq!(wanted().await.unwrap(), WantedSessions::default(), "no worker is wanted for it");
     let lease = fixture.lease(&session, &worker).await.unwrap();
-    let queued = || fixture.store.run_list_queued(&worker.id, worker.incarnation, HeldSessions::All, 10);
+    let queued =
+        || fixture.store.run_list_queued(&worker.id, worker.incarnation, HeldSessions::All, 10);
     assert!(queued().await.unwrap().is_empty());
     assert!(fixture.store.run_begin(run, &lease.token).await.unwrap().is_none());
-    assert_eq!(fixture.store.run_expire_queued_any_tenant(10).await.unwrap(), 0, "its time has not begun");
+    assert_eq!(
+        fixture.store.run_expire_queued_any_tenant(10).await.unwrap(),
+        0,
+        "its time has not begun"
+    );
     assert_eq!(fixture.store.run_queue_any_tenant().await.unwrap().depth, 0);
 
     let result = fixture.decide(new.id, &allow(ApprovalScope::Once)).await;
@@ -279,8 +300,12 @@ async fn retry_of_request_finds_its_held_run() {
         let new = NewRun { approval: Some(approval), idempotency, ..fixture.new_run(session.id) };
         fixture.store.run_insert(new, fixture.quotas)
     };
-    let RunAdmission::Recorded { run, .. } = insert(&first).await.unwrap() else { panic!("not recorded") };
-    let RunAdmission::Existing(existing) = insert(&second).await.unwrap() else { panic!("inserted twice") };
+    let RunAdmission::Recorded { run, .. } = insert(&first).await.unwrap() else {
+        panic!("not recorded")
+    };
+    let RunAdmission::Existing(existing) = insert(&second).await.unwrap() else {
+        panic!("inserted twice")
+    };
     assert_eq!((existing.id, existing.approval), (run.id, Some(first.id)));
     assert!(fixture.store.approval_get(&fixture.tenant, second.id).await.unwrap().is_none());
     fixture.end().await;
@@ -309,7 +334,9 @@ async fn expiry_denies_by_database_clock() {
     // No sweep has run, and it is expired all the same.
     assert_eq!(fixture.approval(new.id).await.state, ApprovalState::Expired);
     let result = fixture.decide(new.id, &allow(ApprovalScope::Tenant)).await;
-    let DecisionResult::NotDecided(NotDecided::Before(before)) = result else { panic!("{result:?}") };
+    let DecisionResult::NotDecided(NotDecided::Before(before)) = result else {
+        panic!("{result:?}")
+    };
     assert_eq!((before.state, before.decided_by), (ApprovalState::Expired, None));
     let decided = fixture.store.approvals_decided(&[new.id]).await.unwrap();
     assert_eq!(decided[0].state, ApprovalState::Expired);
@@ -338,7 +365,8 @@ async fn requester_and_other_tenants_cannot_decide() {
         let own = Decision { key: requester, ..decision.clone() };
         let result = fixture.decide(new.id, &own).await;
         assert!(matches!(result, DecisionResult::NotDecided(NotDecided::OwnRequest)), "{result:?}");
-        let result = fixture.store.approval_decide(&fixture.other, new.id, &decision).await.unwrap();
+        let result =
+            fixture.store.approval_decide(&fixture.other, new.id, &decision).await.unwrap();
         assert!(matches!(result, DecisionResult::NotDecided(NotDecided::NotFound)), "{result:?}");
     }
     assert!(fixture.store.approval_get(&fixture.other, new.id).await.unwrap().is_none());
@@ -359,9 +387,15 @@ async fn run_that_ends_withdraws_its_approval() {
     let run = fixture.hold(kept.id, &canceled).await;
     let other = fixture.hold(closed.id, &in_closed).await;
     let cancellation = Cancellation::default();
-    let ended = fixture.store.run_cancel(&fixture.tenant, run, &cancellation).await.unwrap().unwrap();
+    let ended =
+        fixture.store.run_cancel(&fixture.tenant, run, &cancellation).await.unwrap().unwrap();
     assert_eq!(ended.outcome(), Some(&Outcome::Canceled));
-    fixture.store.session_close(&fixture.tenant, &SessionRef::Id(closed.id)).await.unwrap().unwrap();
+    fixture
+        .store
+        .session_close(&fixture.tenant, &SessionRef::Id(closed.id))
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(fixture.run(other).await.outcome(), Some(&Outcome::Canceled));
     for id in [canceled.id, in_closed.id] {
         let approval = fixture.approval(id).await;
@@ -380,7 +414,8 @@ async fn expired_session_ends_its_held_runs() {
     // The session still accepts it.
     let new = needed(KeyId::generate(), LONG);
     let run = NewRun { approval: Some(&new), ..fixture.new_run(session.id) };
-    let RunAdmission::Recorded { run, .. } = fixture.store.run_insert(run, fixture.quotas).await.unwrap()
+    let RunAdmission::Recorded { run, .. } =
+        fixture.store.run_insert(run, fixture.quotas).await.unwrap()
     else {
         return fixture.end().await;
     };
@@ -413,7 +448,12 @@ async fn grant_holds_for_its_scope_until_revoked() {
     let fixture = Fixture::new().await;
     let (one, two) = (fixture.session().await, fixture.session().await);
     let granted = async |session: SessionId| {
-        fixture.store.approval_granted(&fixture.tenant, session, &proxy()).await.unwrap().map(|a| a.id)
+        fixture
+            .store
+            .approval_granted(&fixture.tenant, session, &proxy())
+            .await
+            .unwrap()
+            .map(|a| a.id)
     };
     let once = needed(KeyId::generate(), LONG);
     fixture.hold(one.id, &once).await;
@@ -426,7 +466,9 @@ async fn grant_holds_for_its_scope_until_revoked() {
     assert_eq!(granted(one.id).await, Some(for_session.id));
     assert_eq!(granted(two.id).await, None);
     let host = Grant { kind: ApprovalKind::NetworkHost, ..proxy() };
-    assert!(fixture.store.approval_granted(&fixture.tenant, one.id, &host).await.unwrap().is_none());
+    assert!(
+        fixture.store.approval_granted(&fixture.tenant, one.id, &host).await.unwrap().is_none()
+    );
 
     let for_tenant = needed(KeyId::generate(), LONG);
     fixture.hold(two.id, &for_tenant).await;
@@ -438,16 +480,21 @@ async fn grant_holds_for_its_scope_until_revoked() {
     assert_eq!(fixture.store.approval_list(&fixture.tenant, &filter, 10).await.unwrap().len(), 2);
 
     let revocation = Revocation { key: KeyId::generate(), reason: Some("too wide".into()) };
-    let revoke = async |id| fixture.store.approval_revoke(&fixture.tenant, id, &revocation).await.unwrap();
+    let revoke =
+        async |id| fixture.store.approval_revoke(&fixture.tenant, id, &revocation).await.unwrap();
     let result = revoke(for_tenant.id).await;
     assert!(matches!(result, DecisionResult::Decided { .. }), "{result:?}");
     assert_eq!(granted(two.id).await, None);
     assert_eq!(fixture.approval(for_tenant.id).await.revoke_reason.as_deref(), Some("too wide"));
     for id in [for_tenant.id, once.id] {
         let result = revoke(id).await;
-        assert!(matches!(result, DecisionResult::NotDecided(NotDecided::NotGranted(_))), "{result:?}");
+        assert!(
+            matches!(result, DecisionResult::NotDecided(NotDecided::NotGranted(_))),
+            "{result:?}"
+        );
     }
-    let result = fixture.store.approval_revoke(&fixture.other, for_session.id, &revocation).await.unwrap();
+    let result =
+        fixture.store.approval_revoke(&fixture.other, for_session.id, &revocation).await.unwrap();
     assert!(matches!(result, DecisionResult::NotDecided(NotDecided::NotFound)), "{result:?}");
     fixture.end().await;
 }
@@ -459,13 +506,17 @@ async fn running_run_requests_once_and_gets_decision() {
     fixture.lease(&session, &worker).await.unwrap();
     let run = fixture.asking_run(session.id).await;
     let request = fixture.request(session.id, run, "example.com");
-    let ask = async |request: &ApprovalRequest| fixture.store.approval_request(request).await.unwrap();
+    let ask =
+        async |request: &ApprovalRequest| fixture.store.approval_request(request).await.unwrap();
     let (first, second) = tokio::join!(ask(&request), ask(&request));
     assert_eq!(first, second, "the same request");
     assert_eq!((first.state, first.run), (ApprovalState::Pending, Some(run)));
     assert!(fixture.store.approvals_decided(&[first.id]).await.unwrap().is_empty());
     let denied = fixture.decided(first.id, &deny()).await;
-    assert_eq!(fixture.store.approvals_decided(&[first.id]).await.unwrap(), std::slice::from_ref(&denied));
+    assert_eq!(
+        fixture.store.approvals_decided(&[first.id]).await.unwrap(),
+        std::slice::from_ref(&denied)
+    );
     assert_eq!(ask(&request).await, denied, "a denial holds for the run");
 
     let other = fixture.request(session.id, run, "other.example");
@@ -473,7 +524,11 @@ async fn running_run_requests_once_and_gets_decision() {
     fixture.decided(pending.id, &allow(ApprovalScope::Session)).await;
     let later = fixture.request(session.id, fixture.asking_run(session.id).await, "other.example");
     let answer = ask(&later).await;
-    assert_eq!((answer.id, answer.state), (pending.id, ApprovalState::Allowed), "granted to the session");
+    assert_eq!(
+        (answer.id, answer.state),
+        (pending.id, ApprovalState::Allowed),
+        "granted to the session"
+    );
     let grant = Grant { kind: ApprovalKind::EgressHost, host: "other.example".into(), port: 443 };
     assert_eq!(fixture.store.approval_grants(&fixture.tenant, session.id).await.unwrap(), [grant]);
     let port = ApprovalRequest { port: 22, ..later };
@@ -501,7 +556,10 @@ async fn decision_about_file_has_a_reach() {
     };
     let (one, other) = (ask("/opt/one").await, ask("/opt/a/other").await);
     assert_ne!(one.id, other.id, "another file is another subject");
-    assert_eq!((ask("/opt/one").await.id, one.path.as_str(), one.reach), (one.id, "/opt/one", None));
+    assert_eq!(
+        (ask("/opt/one").await.id, one.path.as_str(), one.reach),
+        (one.id, "/opt/one", None)
+    );
     let one = fixture.decided(one.id, &allow(ApprovalScope::Session)).await;
     assert_eq!(one.reach, Some(ApprovalReach::File), "the least is the default");
     let below = Decision { reach: Some(ApprovalReach::Directory), ..allow(ApprovalScope::Tenant) };
@@ -514,7 +572,11 @@ async fn decision_about_file_has_a_reach() {
     own.sort_by(|one, other| one.path.cmp(&other.path));
     assert_eq!(own, [directory.clone(), file]);
     assert_eq!(grants(SessionId::generate()).await.unwrap(), [directory], "granted to the tenant");
-    let host = fixture.store.approval_request(&fixture.request(session.id, run, "a.example")).await.unwrap();
+    let host = fixture
+        .store
+        .approval_request(&fixture.request(session.id, run, "a.example"))
+        .await
+        .unwrap();
     let result = fixture.store.approval_decide(&fixture.tenant, host.id, &below).await.unwrap();
     assert!(matches!(result, DecisionResult::NotDecided(NotDecided::NoPath)), "{result:?}");
     fixture.end().await;
@@ -528,13 +590,19 @@ async fn worker_role_requests_and_withdraws() {
     let run = fixture.asking_run(session.id).await;
     let url = fixture.database.url();
     let separator = if url.contains('?') { '&' } else { '?' };
-    let options = Options::from_url(&format!("{url}{separator}options[role]=codelia_worker")).unwrap();
+    let options =
+        Options::from_url(&format!("{url}{separator}options[role]=codelia_worker")).unwrap();
     let store = Store::connect(options).await.unwrap();
-    let request = ApprovalRequest { timeout: MOMENT, ..fixture.request(session.id, run, "example.com") };
+    let request =
+        ApprovalRequest { timeout: MOMENT, ..fixture.request(session.id, run, "example.com") };
     store.approval_request(&request).await.unwrap();
-    let again = store.approval_request(&ApprovalRequest { timeout: LONG, ..request }).await.unwrap();
+    let again =
+        store.approval_request(&ApprovalRequest { timeout: LONG, ..request }).await.unwrap();
     store.approval_withdraw(run).await.unwrap();
-    assert_eq!(store.approvals_decided(&[again.id]).await.unwrap()[0].state, ApprovalState::Expired);
+    assert_eq!(
+        store.approvals_decided(&[again.id]).await.unwrap()[0].state,
+        ApprovalState::Expired
+    );
     assert!(store.approval_grants(&fixture.tenant, session.id).await.unwrap().is_empty());
     let held = needed(KeyId::generate(), LONG);
     fixture.hold(session.id, &held).await;
@@ -550,7 +618,8 @@ async fn expired_request_may_be_made_again() {
     let (session, worker) = (fixture.session().await, fixture.worker("w").await);
     let lease = fixture.lease(&session, &worker).await.unwrap();
     let run = fixture.asking_run(session.id).await;
-    let request = ApprovalRequest { timeout: MOMENT, ..fixture.request(session.id, run, "example.com") };
+    let request =
+        ApprovalRequest { timeout: MOMENT, ..fixture.request(session.id, run, "example.com") };
     let first = fixture.store.approval_request(&request).await.unwrap();
     let again = ApprovalRequest { timeout: LONG, ..request };
     let second = fixture.store.approval_request(&again).await.unwrap();
@@ -568,8 +637,9 @@ async fn pending_approvals_are_bounded() {
     let (session, worker) = (fixture.session().await, fixture.worker("w").await);
     fixture.lease(&session, &worker).await.unwrap();
     let run = fixture.asking_run(session.id).await;
-    let ask =
-        async |host: String| fixture.store.approval_request(&fixture.request(session.id, run, &host)).await;
+    let ask = async |host: String| {
+        fixture.store.approval_request(&fixture.request(session.id, run, &host)).await
+    };
     for number in 0..MAX_PENDING_OF_RUN {
         ask(format!("{number}.example")).await.unwrap();
     }
@@ -589,8 +659,14 @@ async fn pending_approvals_are_bounded() {
     let held = NewRun { approval: Some(&new), ..fixture.new_run(session.id) };
     let id = held.id;
     let refused = fixture.store.run_insert(held, fixture.quotas).await.unwrap_err();
-    assert!(matches!(refused, Error::TooManyApprovals { limit: MAX_PENDING_OF_TENANT, .. }), "{refused:?}");
-    assert!(fixture.store.run_get(&fixture.tenant, id).await.unwrap().is_none(), "the run was not inserted");
+    assert!(
+        matches!(refused, Error::TooManyApprovals { limit: MAX_PENDING_OF_TENANT, .. }),
+        "{refused:?}"
+    );
+    assert!(
+        fixture.store.run_get(&fixture.tenant, id).await.unwrap().is_none(),
+        "the run was not inserted"
+    );
     fixture.end().await;
 }
 
@@ -668,7 +744,8 @@ async fn old_approvals_are_deleted_but_not_grants() {
         (closed.id, allow(ApprovalScope::Tenant)),
     ] {
         // Made long ago, by its id.
-        let old = uuid::Uuid::from_u128(ApprovalId::generate().0.as_u128() - (DAYS_200_IN_MILLIS << 80));
+        let old =
+            uuid::Uuid::from_u128(ApprovalId::generate().0.as_u128() - (DAYS_200_IN_MILLIS << 80));
         let new = NewApproval { id: ApprovalId(old), ..needed(KeyId::generate(), LONG) };
         fixture.hold(session, &new).await;
         fixture.decided(new.id, &decision).await;

@@ -1,8 +1,9 @@
-//! The audit: nothing happens without its event, and whatever a superuser does to the rows is found.
+//! The audit: nothing happens without its event, and whatever a superuser does to the rows is
+//! found.
 
 use codelia_store::{
-    AuditFilter, AuditProblem, AuditReport, EventBody, EventKind, EventSubject, RunAdmission, SecretKey,
-    Store,
+    AuditFilter, AuditProblem, AuditReport, EventBody, EventKind, EventSubject, RunAdmission,
+    SecretKey, Store,
 };
 use codelia_types::KeyId;
 use serde_json::json;
@@ -25,8 +26,11 @@ async fn verify(store: &Store) -> AuditReport {
 /// Appends events and covers them by one checkpoint.
 async fn append(store: &Store, count: usize) {
     for number in 0..count {
-        let body =
-            EventBody { kind: EventKind::KeyRevoked, field: None, detail: json!({ "number": number }) };
+        let body = EventBody {
+            kind: EventKind::KeyRevoked,
+            field: None,
+            detail: json!({ "number": number }),
+        };
         let subject = EventSubject { key: Some(KeyId::generate()), ..EventSubject::default() };
         store.audit_insert(&subject, &body).await.unwrap();
     }
@@ -89,7 +93,10 @@ async fn nothing_is_done_that_cannot_be_audited() {
     assert_eq!(fixture.scalar("SELECT count(*) FROM live_runs").await, 0);
     let suspended = fixture.store.tenant_suspend(&fixture.tenant, "test", KeyId::generate()).await;
     assert!(suspended.is_err());
-    assert_eq!(fixture.scalar("SELECT count(*) FROM tenants WHERE suspended_at IS NOT NULL").await, 0);
+    assert_eq!(
+        fixture.scalar("SELECT count(*) FROM tenants WHERE suspended_at IS NOT NULL").await,
+        0
+    );
     // Control: with the audit, the same calls succeed.
     fixture.database.execute("ALTER TABLE audit DROP CONSTRAINT full_disk").await.unwrap();
     fixture.insert(session.id, 0).await;
@@ -153,15 +160,21 @@ async fn changed_event_is_found() {
         "tenant_id = 'a'",
         "at = at + interval '1 us'",
     ] {
-        let report =
-            tampered(&format!("UPDATE audit SET {column} WHERE id = (SELECT id FROM chosen LIMIT 1)")).await;
-        assert!(matches!(report.problems[0], AuditProblem::EventChanged { .. }), "{column}: {report:?}");
+        let report = tampered(&format!(
+            "UPDATE audit SET {column} WHERE id = (SELECT id FROM chosen LIMIT 1)"
+        ))
+        .await;
+        assert!(
+            matches!(report.problems[0], AuditProblem::EventChanged { .. }),
+            "{column}: {report:?}"
+        );
     }
 }
 
 #[tokio::test]
 async fn removed_event_is_found() {
-    let report = tampered("DELETE FROM audit WHERE id = (SELECT id FROM chosen OFFSET 4 LIMIT 1)").await;
+    let report =
+        tampered("DELETE FROM audit WHERE id = (SELECT id FROM chosen OFFSET 4 LIMIT 1)").await;
     assert!(matches!(report.problems[..], [AuditProblem::EventRemoved { .. }]), "{report:?}");
 }
 
@@ -184,7 +197,10 @@ async fn reordered_events_are_found() {
          WHERE writer = (SELECT writer FROM first) AND number = 1",
     )
     .await;
-    assert!(matches!(report.problems[..], [AuditProblem::CheckpointChanged { number: 1, .. }]), "{report:?}");
+    assert!(
+        matches!(report.problems[..], [AuditProblem::CheckpointChanged { number: 1, .. }]),
+        "{report:?}"
+    );
 }
 
 #[tokio::test]
@@ -198,13 +214,22 @@ async fn truncated_chain_is_found() {
          DELETE FROM audit_checkpoints WHERE writer = (SELECT writer FROM chosen_writer) AND number = 3"
     );
     let report = tampered(&cut).await;
-    assert!(matches!(report.problems[..], [AuditProblem::ChainTruncated { number: 3, .. }]), "{report:?}");
+    assert!(
+        matches!(report.problems[..], [AuditProblem::ChainTruncated { number: 3, .. }]),
+        "{report:?}"
+    );
     // One in the middle.
     let report = tampered(&cut.replace("number = 3", "number = 2")).await;
-    assert!(matches!(report.problems[..], [AuditProblem::ChainBroken { number: 3, .. }]), "{report:?}");
+    assert!(
+        matches!(report.problems[..], [AuditProblem::ChainBroken { number: 3, .. }]),
+        "{report:?}"
+    );
     // The beginning.
     let report = tampered(&cut.replace("number = 3", "number = 1")).await;
-    assert!(matches!(report.problems[..], [AuditProblem::ChainBroken { number: 2, .. }]), "{report:?}");
+    assert!(
+        matches!(report.problems[..], [AuditProblem::ChainBroken { number: 2, .. }]),
+        "{report:?}"
+    );
 }
 
 #[tokio::test]
@@ -241,7 +266,8 @@ async fn audit_stays_verifiable_after_retention() {
     let (fixture, other) = signed().await;
     append(&fixture.store, 3).await;
     append(&other, 2).await;
-    // As if that was a week ago. Their signatures are about today, so the old rows are dropped before anything is checked.
+    // As if that was a week ago. Their signatures are about today, so the old rows are dropped
+    // before anything is checked.
     fixture
         .database
         .execute(
@@ -281,8 +307,11 @@ async fn audit_stays_verifiable_after_retention() {
         .await
         .unwrap();
     let report = verify(&other).await;
-    let broken =
-        report.problems.iter().filter(|problem| matches!(problem, AuditProblem::ChainBroken { .. })).count();
+    let broken = report
+        .problems
+        .iter()
+        .filter(|problem| matches!(problem, AuditProblem::ChainBroken { .. }))
+        .count();
     assert_eq!(broken, 2, "{report:?}");
     other.close().await;
     fixture.end().await;

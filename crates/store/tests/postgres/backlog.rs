@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use codelia_store::{
-    Cancellation, DrainedBy, HeldSessions, Quotas, RunAdmission, RunFilter, RunState, Store, WantedSessions,
+    Cancellation, DrainedBy, HeldSessions, Quotas, RunAdmission, RunFilter, RunState, Store,
+    WantedSessions,
 };
 use codelia_tests::eventually;
 use codelia_types::{LeaseToken, RunId, SessionId};
@@ -19,8 +20,8 @@ use crate::{
 /// Rows and index entries that a statement may read at most, with the first uses of its connection.
 const FEW: i64 = 3000;
 
-/// Fills history: 200,000 runs of tenant a in the last 20 hours, a fifth of them in `session`, all with
-/// a label, and one run of tenant b before them.
+/// Fills history: 200,000 runs of tenant a in the last 20 hours, a fifth of them in `session`, all
+/// with a label, and one run of tenant b before them.
 async fn fill_history(fixture: &Fixture, session: SessionId) {
     let run = fixture.insert(fixture.session().await.id, 0).await;
     fixture.store.run_cancel(&fixture.tenant, run, &Cancellation::default()).await.unwrap();
@@ -59,7 +60,11 @@ async fn run_lists_read_few_rows() {
         RunFilter { session: Some(session), before: at(hours(10)), ..all.clone() },
         RunFilter { created_before: Some(hours(10)), ..all.clone() },
         RunFilter { created_after: Some(hours(10)), ..all.clone() },
-        RunFilter { labels: [("k".to_owned(), "v".to_owned())].into(), before: at(hours(10)), ..all.clone() },
+        RunFilter {
+            labels: [("k".to_owned(), "v".to_owned())].into(),
+            before: at(hours(10)),
+            ..all.clone()
+        },
     ];
     for filter in &filters {
         let read = rows_read(&fixture, async |store| {
@@ -113,13 +118,20 @@ async fn long_queue_is_read_in_part() {
             wanted.free[..2].iter().any(|id| [session.id, free.id].contains(id)),
             "both tenants come first"
         );
-        let lease = store.lease_acquire(session.id, &worker.id, worker.incarnation).await.unwrap().unwrap();
-        let queued =
-            store.run_list_queued(&worker.id, worker.incarnation, HeldSessions::All, 1000).await.unwrap();
+        let lease =
+            store.lease_acquire(session.id, &worker.id, worker.incarnation).await.unwrap().unwrap();
+        let queued = store
+            .run_list_queued(&worker.id, worker.incarnation, HeldSessions::All, 1000)
+            .await
+            .unwrap();
         assert!(queued.len() > 100 && queued.iter().all(|(_, of, _)| *of == session.id));
         store.run_begin(run, &lease.token).await.unwrap().unwrap();
         store.run_commit(fixture.names(run, &lease), &lease.token, &exited(0)).await.unwrap();
-        store.run_cancel(&fixture.tenant, queued[1].0, &Cancellation::default()).await.unwrap().unwrap();
+        store
+            .run_cancel(&fixture.tenant, queued[1].0, &Cancellation::default())
+            .await
+            .unwrap()
+            .unwrap();
         assert!(store.run_expire_queued_any_tenant(100).await.unwrap() == 0);
         store.lease_sweep_any_tenant(100).await.unwrap();
         let token = LeaseToken { worker: worker.id.clone(), ..lease.token.clone() };
@@ -160,15 +172,22 @@ async fn poll_does_not_read_idle_sessions() {
         .unwrap();
     hold_idle_sessions(&fixture, &worker).await;
     let list = async |store: &Store, sessions: HeldSessions<'_>| {
-        let queued = store.run_list_queued(&worker.id, worker.incarnation, sessions, 1000).await.unwrap();
+        let queued =
+            store.run_list_queued(&worker.id, worker.incarnation, sessions, 1000).await.unwrap();
         assert_eq!(queued.iter().map(|(id, ..)| *id).collect::<Vec<_>>(), [run]);
     };
     // Everything that a worker does all the time.
     let read = rows_read(&fixture, async |store| {
         let (id, incarnation) = (&worker.id, worker.incarnation);
         list(store, HeldSessions::Among(&[session.id, SessionId::generate()])).await;
-        store.run_list_assigned_since(id, incarnation, OffsetDateTime::now_utc(), &[]).await.unwrap();
-        assert_eq!(store.lease_list_wanted(id, incarnation, 8).await.unwrap(), WantedSessions::default());
+        store
+            .run_list_assigned_since(id, incarnation, OffsetDateTime::now_utc(), &[])
+            .await
+            .unwrap();
+        assert_eq!(
+            store.lease_list_wanted(id, incarnation, 8).await.unwrap(),
+            WantedSessions::default()
+        );
         store.worker_renew(id, incarnation, LONG, 0).await.unwrap();
         assert!(store.session_list_removable(id, incarnation, ROOT, 100).await.unwrap().is_empty());
     });
@@ -188,8 +207,9 @@ async fn holder_finds_run_queued_without_its_knowledge() {
     let run = fixture.insert(session.id, 0).await;
     assert_eq!(fixture.run(run).await.state, RunState::Queued);
     fixture.store.worker_undrain(&worker.id).await.unwrap().unwrap();
-    let list =
-        async |by: &Registered| fixture.store.lease_list_wanted(&by.id, by.incarnation, 9).await.unwrap();
+    let list = async |by: &Registered| {
+        fixture.store.lease_list_wanted(&by.id, by.incarnation, 9).await.unwrap()
+    };
     let neighbour = fixture.worker("neighbour").await;
     assert_eq!(list(&neighbour).await, WantedSessions::default(), "it neither takes nor clears it");
     assert_eq!(list(&worker).await, WantedSessions { free: vec![], held: vec![session.id] });
@@ -213,11 +233,16 @@ async fn insert_that_waits_for_acquisition_is_found() {
     let commit = async {
         let blocked = "SELECT count(*) FROM pg_stat_activity
                        WHERE datname = current_database() AND wait_event_type = 'Lock'";
-        eventually("the insert waits", async || (fixture.scalar(blocked).await == 1).then_some(())).await;
+        eventually("the insert waits", async || (fixture.scalar(blocked).await == 1).then_some(()))
+            .await;
         acquisition.commit().await.unwrap();
     };
     let (run, ()) = tokio::join!(insert, commit);
-    assert_eq!(fixture.run(run).await.state, RunState::Queued, "the worker reads before the insert commits");
+    assert_eq!(
+        fixture.run(run).await.state,
+        RunState::Queued,
+        "the worker reads before the insert commits"
+    );
     let wanted = fixture.store.lease_list_wanted(&worker.id, worker.incarnation, 9).await.unwrap();
     assert_eq!(wanted, WantedSessions { free: vec![], held: vec![session.id] });
     fixture.end().await;
@@ -229,8 +254,9 @@ async fn outdated_waiting_session_is_cleared_once_listed() {
     let (session, worker) = (fixture.session().await, fixture.worker("w").await);
     let run = fixture.insert(session.id, 0).await;
     fixture.store.run_cancel(&fixture.tenant, run, &Cancellation::default()).await.unwrap();
-    let list =
-        async || fixture.store.lease_list_wanted(&worker.id, worker.incarnation, 9).await.unwrap().free;
+    let list = async || {
+        fixture.store.lease_list_wanted(&worker.id, worker.incarnation, 9).await.unwrap().free
+    };
     let rows = async || fixture.scalar("SELECT count(*) FROM waiting_sessions").await;
     assert_eq!(rows().await, 1);
     assert!(list().await.is_empty());
@@ -272,7 +298,9 @@ async fn run_far_from_quota_is_not_counted() {
         assert!(matches!(admission, RunAdmission::Recorded { counted: None, .. }), "{admission:?}");
     }
     let counted = fixture.insert_try(session.id, 0, None, Quotas::default()).await;
-    let RunAdmission::Recorded { counted: Some(counted), .. } = counted else { panic!("{counted:?}") };
+    let RunAdmission::Recorded { counted: Some(counted), .. } = counted else {
+        panic!("{counted:?}")
+    };
     assert_eq!((counted.active, counted.queued), (2, 2));
     fixture.end().await;
 }
@@ -281,7 +309,8 @@ async fn run_far_from_quota_is_not_counted() {
 async fn key_of_removed_run_is_free_again() {
     let fixture = Fixture::new().await;
     let session = fixture.session().await;
-    let insert = async || fixture.insert_try(session.id, 0, Some(("key", b"hash")), fixture.quotas).await;
+    let insert =
+        async || fixture.insert_try(session.id, 0, Some(("key", b"hash")), fixture.quotas).await;
     let RunAdmission::Recorded { run, .. } = insert().await else { panic!("not recorded") };
     fixture.store.run_cancel(&fixture.tenant, run.id, &Cancellation::default()).await.unwrap();
     assert!(matches!(insert().await, RunAdmission::Existing(_)));
@@ -295,15 +324,20 @@ async fn recent_and_known_assigned_runs_are_listed() {
     let fixture = Fixture::new().await;
     let (session, worker) = (fixture.session().await, fixture.worker("w").await);
     fixture.lease(&session, &worker).await.unwrap();
-    let (first, second) = (fixture.insert(session.id, 0).await, fixture.insert(session.id, 0).await);
+    let (first, second) =
+        (fixture.insert(session.id, 0).await, fixture.insert(session.id, 0).await);
     let list = async |since: OffsetDateTime, known: &[RunId]| {
         let store = &fixture.store;
-        let runs = store.run_list_assigned_since(&worker.id, worker.incarnation, since, known).await.unwrap();
+        let runs = store
+            .run_list_assigned_since(&worker.id, worker.incarnation, since, known)
+            .await
+            .unwrap();
         let mut ids: Vec<RunId> = runs.into_iter().map(|run| run.id).collect();
         ids.sort_unstable_by_key(|id| id.0);
         ids
     };
-    let (before, after) = (OffsetDateTime::UNIX_EPOCH, OffsetDateTime::now_utc() + Duration::from_secs(60));
+    let (before, after) =
+        (OffsetDateTime::UNIX_EPOCH, OffsetDateTime::now_utc() + Duration::from_secs(60));
     assert_eq!(list(before, &[]).await, [first, second]);
     assert!(list(after, &[]).await.is_empty());
     assert_eq!(list(after, &[first]).await, [first]);

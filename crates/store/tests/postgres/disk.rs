@@ -2,7 +2,8 @@
 
 use codelia_policy::DiskLimits;
 use codelia_store::{
-    DiskReport, DiskReported, DiskSpace, EventKind, Lease, QuotasChange, Session, SessionRef, TenantDisk,
+    DiskReport, DiskReported, DiskSpace, EventKind, Lease, QuotasChange, Session, SessionRef,
+    TenantDisk,
 };
 use codelia_tests::recorded_events;
 use codelia_types::{DiskMechanism, DiskUsage};
@@ -71,18 +72,33 @@ async fn reports_add_up_and_return_to_zero() {
             .is_none()
     );
 
-    let stored = send(&fixture, &worker, &[report(&lease, 3 * MIB, 7), report(&other, MIB, 1)]).await;
+    let stored =
+        send(&fixture, &worker, &[report(&lease, 3 * MIB, 7), report(&other, MIB, 1)]).await;
     assert_eq!(stored.sessions.len(), 2);
     let quota = u64::try_from(fixture.quotas.disk_bytes).unwrap();
-    assert_eq!(stored.tenants, [TenantDisk { tenant: fixture.tenant.clone(), used: 4 * MIB, quota }]);
+    assert_eq!(
+        stored.tenants,
+        [TenantDisk { tenant: fixture.tenant.clone(), used: 4 * MIB, quota }]
+    );
     send(&fixture, &worker, &[report(&lease, 2 * MIB, 7)]).await;
     assert_eq!(used(&fixture).await, 3 * 1024 * 1024);
     assert_eq!(fixture.store.tenant_usage(&fixture.other).await.unwrap().disk_bytes, 0);
-    assert_eq!(fixture.store.tenant_stored_bytes(&fixture.tenant).await.unwrap().disk, 3 * 1024 * 1024);
+    assert_eq!(
+        fixture.store.tenant_stored_bytes(&fixture.tenant).await.unwrap().disk,
+        3 * 1024 * 1024
+    );
 
-    let shown = fixture.store.session_get(&fixture.tenant, &SessionRef::Id(first.id)).await.unwrap().unwrap();
+    let shown = fixture
+        .store
+        .session_get(&fixture.tenant, &SessionRef::Id(first.id))
+        .await
+        .unwrap()
+        .unwrap();
     let disk = shown.disk.unwrap();
-    assert_eq!((disk.usage, disk.mechanism), (DiskUsage { bytes: 2 * MIB, inodes: 7 }, DiskMechanism::Scan));
+    assert_eq!(
+        (disk.usage, disk.mechanism),
+        (DiskUsage { bytes: 2 * MIB, inodes: 7 }, DiskMechanism::Scan)
+    );
     let listed = fixture.store.session_list(&fixture.tenant, &Default::default(), 9).await.unwrap();
     assert!(listed.iter().all(|session| session.disk.is_some()));
 
@@ -153,7 +169,9 @@ async fn events_are_recorded_once_for_each_crossing() {
     let fixture = Fixture::new().await;
     let worker = fixture.worker("w").await;
     let (_session, lease) = leased(&fixture, &worker).await;
-    for (bytes, crossed) in [(79, 0), (80, 1), (81, 0), (78, 0), (85, 0), (100, 1), (99, 0), (120, 0)] {
+    for (bytes, crossed) in
+        [(79, 0), (80, 1), (81, 0), (78, 0), (85, 0), (100, 1), (99, 0), (120, 0)]
+    {
         let stored = send(&fixture, &worker, &[report(&lease, bytes * MIB, 1)]).await;
         assert_eq!(stored.crossings, crossed, "{bytes}");
     }
@@ -163,9 +181,15 @@ async fn events_are_recorded_once_for_each_crossing() {
     let (near, reached) = (EventKind::LimitNear, EventKind::LimitReached);
     let bytes = || "limits.disk_bytes".to_owned();
     let mut found = crossings(&fixture).await;
-    assert_eq!(found.drain(..2).collect::<Vec<_>>(), [(near, bytes(), 80), (reached, bytes(), 100)]);
+    assert_eq!(
+        found.drain(..2).collect::<Vec<_>>(),
+        [(near, bytes(), 80), (reached, bytes(), 100)]
+    );
     found.sort_by_key(|(_, field, percent)| (field.clone(), *percent));
-    assert_eq!(found, [(near, bytes(), 80), (reached, bytes(), 100), (near, "limits.inodes".to_owned(), 80)]);
+    assert_eq!(
+        found,
+        [(near, bytes(), 80), (reached, bytes(), 100), (near, "limits.inodes".to_owned(), 80)]
+    );
     fixture.end().await;
 }
 
@@ -181,8 +205,12 @@ async fn tenant_crosses_its_quota_once() {
         held.push((leased(&fixture, worker).await, worker));
     }
     // 20 sessions at once, each with a twentieth of the quota and a bit more, from two workers.
-    let all: Vec<_> = held.iter().map(|((_, lease), worker)| (report(lease, 11 * MIB, 1), *worker)).collect();
-    join_all(all.iter().map(|(report, worker)| send(&fixture, worker, std::slice::from_ref(report)))).await;
+    let all: Vec<_> =
+        held.iter().map(|((_, lease), worker)| (report(lease, 11 * MIB, 1), *worker)).collect();
+    join_all(
+        all.iter().map(|(report, worker)| send(&fixture, worker, std::slice::from_ref(report))),
+    )
+    .await;
     let last = send(&fixture, &first, &[report(&held[0].0.1, 12 * MIB, 1)]).await;
     assert!(last.tenants[0].is_full(), "{last:?}");
     let quota = || "quotas.disk_bytes".to_owned();
@@ -204,11 +232,16 @@ async fn worker_without_space_gets_no_new_sessions() {
     fixture.store.worker_report_disk(&worker.id, worker.incarnation, space(true)).await.unwrap();
     let new = fixture.session().await;
     assert!(fixture.lease(&new, &worker).await.is_none());
-    let first = fixture.store.lease_acquire_first(new.id, &worker.id, worker.incarnation).await.unwrap();
+    let first =
+        fixture.store.lease_acquire_first(new.id, &worker.id, worker.incarnation).await.unwrap();
     assert!(first.is_none());
     let mode = new.spec.mode;
     assert!(fixture.store.worker_candidates(new.id, mode).await.unwrap().is_empty());
-    assert_eq!(fixture.store.worker_candidates(held.id, mode).await.unwrap().len(), 1, "its files are here");
+    assert_eq!(
+        fixture.store.worker_candidates(held.id, mode).await.unwrap().len(),
+        1,
+        "its files are here"
+    );
     let other = fixture.worker_on("other", Uuid::from_u128(2), LONG).await;
     let candidates = fixture.store.worker_candidates(new.id, mode).await.unwrap();
     assert!(candidates.iter().map(|found| &found.id).eq([&other.id]));

@@ -1,6 +1,8 @@
 //! The end of sessions and their queues, and what leases and checks read of their runs.
 
-use codelia_store::{Retention, RunAdmission, SessionCreated, SessionEndReason, SessionRef, Upkeep};
+use codelia_store::{
+    Retention, RunAdmission, SessionCreated, SessionEndReason, SessionRef, Upkeep,
+};
 use codelia_types::{Outcome, Reason, SessionId};
 use uuid::Uuid;
 
@@ -11,7 +13,8 @@ use crate::{
 
 /// Rows and index entries that a statement may read.
 const FEW: i64 = 3000;
-const EXPIRED: &str = "UPDATE sessions SET expires_at = now() - interval '1 hour', check_at = now()";
+const EXPIRED: &str =
+    "UPDATE sessions SET expires_at = now() - interval '1 hour', check_at = now()";
 
 impl Fixture {
     pub(crate) async fn end_reason(&self, session: SessionId) -> Option<SessionEndReason> {
@@ -42,7 +45,8 @@ impl Fixture {
 #[tokio::test]
 async fn queued_run_ends_with_expired_session() {
     let fixture = Fixture::new().await;
-    let (free, held, worker) = (fixture.session().await, fixture.session().await, fixture.worker("w").await);
+    let (free, held, worker) =
+        (fixture.session().await, fixture.session().await, fixture.worker("w").await);
     let ended = fixture.insert(free.id, 0).await;
     let waiting = fixture.insert(held.id, 0).await;
     fixture.lease(&held, &worker).await.unwrap();
@@ -78,9 +82,18 @@ async fn long_queue_ends_in_batches() {
     for session in [&closed, &left] {
         fixture.fill_queue(session.id, 1200).await;
     }
-    fixture.store.session_close(&fixture.tenant, &SessionRef::Id(closed.id)).await.unwrap().unwrap();
+    fixture
+        .store
+        .session_close(&fixture.tenant, &SessionRef::Id(closed.id))
+        .await
+        .unwrap()
+        .unwrap();
     let canceled = async || {
-        fixture.scalar("SELECT count(*) FROM ended_runs WHERE result #>> '{outcome,kind}' = 'canceled'").await
+        fixture
+            .scalar(
+                "SELECT count(*) FROM ended_runs WHERE result #>> '{outcome,kind}' = 'canceled'",
+            )
+            .await
     };
     assert_eq!(canceled().await, 1201, "all have ended when the call returns");
     // A process dies after it has closed the session.
@@ -96,8 +109,7 @@ async fn long_queue_ends_in_batches() {
         upkeep.pass().await.unwrap();
     }
     assert_eq!(canceled().await, 2402);
-    let largest =
-        "SELECT max(runs) FROM (SELECT count(*) AS runs FROM ended_runs GROUP BY xmin::text) AS batch";
+    let largest = "SELECT max(runs) FROM (SELECT count(*) AS runs FROM ended_runs GROUP BY xmin::text) AS batch";
     assert!(fixture.scalar(largest).await <= 500, "rows of one transaction");
     fixture.end().await;
 }
@@ -150,7 +162,8 @@ async fn lease_and_check_read_few_runs() {
         .await;
     let read = rows_read(&fixture, async |store| {
         assert_eq!(store.session_expire_any_tenant(100).await.unwrap(), 0);
-        let lease = store.lease_acquire(session.id, &worker.id, worker.incarnation).await.unwrap().unwrap();
+        let lease =
+            store.lease_acquire(session.id, &worker.id, worker.incarnation).await.unwrap().unwrap();
         assert!(!lease.has_files, "no run started");
     });
     let read = read.await;
@@ -217,7 +230,10 @@ async fn clock_jump_loses_no_files() {
     let allow = "UPDATE sessions SET allow_data_loss = true";
     for _ in 0..2 {
         let queued = fixture.insert_try(session.id, 0, None, fixture.quotas).await;
-        assert!(matches!(queued, RunAdmission::Recorded { .. }), "its files are not lost: {queued:?}");
+        assert!(
+            matches!(queued, RunAdmission::Recorded { .. }),
+            "its files are not lost: {queued:?}"
+        );
         fixture.execute(allow).await;
         assert!(fixture.lease(&session, &stranger).await.is_none());
         fixture.execute("UPDATE sessions SET allow_data_loss = false").await;

@@ -1,8 +1,9 @@
-//! Runs that are inserted or committed at the same moment share statements, and each keeps its own answer.
+//! Runs that are inserted or committed at the same moment share statements, and each keeps its own
+//! answer.
 
 use codelia_store::{
-    Error, EventBody, EventKind, Lease, NewKey, NewRun, OutputChunk, OutputStream, RunAdmission, RunCommit,
-    RunState, Scope, SessionRef, Store,
+    Error, EventBody, EventKind, Lease, NewKey, NewRun, OutputChunk, OutputStream, RunAdmission,
+    RunCommit, RunState, Scope, SessionRef, Store,
 };
 use codelia_types::{LeaseEpoch, LeaseToken, Outcome, RunId, RunResult, SessionId};
 use futures::{FutureExt, future::join_all, poll};
@@ -82,9 +83,9 @@ async fn concurrent_runs_share_statements() {
         RunCommit { tail: tail(run), result, ..exited(3) }
     };
     let commits: Vec<_> = runs.iter().map(|run| (*run, commit(run))).collect();
-    let ends = commits
-        .iter()
-        .map(|(run, commit)| fixture.store.run_commit(fixture.names(*run, &lease), &lease.token, commit));
+    let ends = commits.iter().map(|(run, commit)| {
+        fixture.store.run_commit(fixture.names(*run, &lease), &lease.token, commit)
+    });
     let ends = join_all(ends).await;
     let commits = fixture.database.number(COMMITS).await.unwrap() - ended;
     assert!(commits <= MAX_STATEMENTS, "{commits} statements");
@@ -98,8 +99,7 @@ async fn concurrent_runs_share_statements() {
     }
     let usage = "SELECT sum(bytes)::bigint FROM output_changes";
     assert_eq!(fixture.database.number(usage).await.unwrap(), 36 * i64::try_from(RUNS).unwrap());
-    let audited =
-        "SELECT count(*) FROM audit WHERE kind = 'RUN_ENDED' AND run_id IN (SELECT id FROM ended_runs)";
+    let audited = "SELECT count(*) FROM audit WHERE kind = 'RUN_ENDED' AND run_id IN (SELECT id FROM ended_runs)";
     assert_eq!(fixture.database.number(audited).await.unwrap(), i64::try_from(RUNS + 2).unwrap());
     fixture.end().await;
 }
@@ -192,7 +192,8 @@ async fn fenced_commits_do_not_affect_others() {
     let repeated = runs[2];
     fixture.commit(repeated, &worker, &lease).await.unwrap();
     let stale = LeaseToken { epoch: LeaseEpoch(lease.token.epoch.0 + 1), ..lease.token.clone() };
-    let event = EventBody { kind: EventKind::LimitNear, field: None, detail: serde_json::json!({}) };
+    let event =
+        EventBody { kind: EventKind::LimitNear, field: None, detail: serde_json::json!({}) };
     let plain = exited(0);
     let with_event = RunCommit { events: vec![event], ..exited(0) };
     let unknown = RunId::generate();
@@ -217,21 +218,26 @@ async fn fenced_commits_do_not_affect_others() {
     fixture.end().await;
 }
 
-/// A statement that waits for a lock does not delay the runs of others, whether it came first or not.
+/// A statement that waits for a lock does not delay the runs of others, whether it came first or
+/// not.
 #[tokio::test]
 async fn locked_rows_delay_only_their_run() {
     let fixture = Fixture::new().await;
     let (worker, lease) = leased(&fixture).await;
     let other = fixture.session().await;
     let other_lease = fixture.lease(&other, &worker).await.unwrap();
-    let sessions = || [other.id, lease.session, other.id, lease.session].map(|id| new_run(&fixture, id));
+    let sessions =
+        || [other.id, lease.session, other.id, lease.session].map(|id| new_run(&fixture, id));
     let blocker = locked(&fixture, "sessions", other.id).await;
     let mut inserts = sessions().map(|new| Box::pin(fixture.store.run_insert(new, fixture.quotas)));
     let [first, second, third, fourth] = &mut inserts;
     assert!(poll!(&mut *first).is_pending(), "alone");
     assert!(poll!(&mut *third).is_pending());
     let runs = [second.await, fourth.await].map(|answer| recorded(&answer).unwrap());
-    assert!(poll!(&mut *first).is_pending() && poll!(&mut *third).is_pending(), "the session is locked");
+    assert!(
+        poll!(&mut *first).is_pending() && poll!(&mut *third).is_pending(),
+        "the session is locked"
+    );
     blocker.close().await.unwrap();
     let waited = [first.await, third.await].map(|answer| recorded(&answer).unwrap());
     drop(inserts);
@@ -251,7 +257,12 @@ async fn locked_rows_delay_only_their_run() {
     fixture.end().await;
 }
 
-async fn commit(fixture: &Fixture, run: RunId, lease: &Lease, commit: &RunCommit) -> Result<(), Error> {
+async fn commit(
+    fixture: &Fixture,
+    run: RunId,
+    lease: &Lease,
+    commit: &RunCommit,
+) -> Result<(), Error> {
     fixture.store.run_commit(fixture.names(run, lease), &lease.token, commit).await.map(drop)
 }
 
@@ -281,7 +292,9 @@ async fn dropped_calls_do_not_affect_others() {
         assert_eq!(recorded(answer), Some(*id));
     }
     let assigned: Vec<_> = fixture.assigned(&worker).await.iter().map(|run| run.id).collect();
-    let count = |range: std::ops::Range<usize>| ids[range].iter().filter(|id| assigned.contains(id)).count();
+    let count = |range: std::ops::Range<usize>| {
+        ids[range].iter().filter(|id| assigned.contains(id)).count()
+    };
     assert_eq!((count(1..10), count(10..20)), (0, 10), "those that waited were not inserted");
     assert_eq!(assigned.len(), count(0..20), "none twice");
 

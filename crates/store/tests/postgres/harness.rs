@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
 use codelia_policy::RunSpec;
 use codelia_store::{
-    AssignedRun, Heartbeat, Lease, NewRun, NewSession, NewWorker, Quotas, RunAdmission, RunCommit, RunRef,
-    SealedEnv, Session, SessionCreated, Store,
+    AssignedRun, Heartbeat, Lease, NewRun, NewSession, NewWorker, Quotas, RunAdmission, RunCommit,
+    RunRef, SealedEnv, Session, SessionCreated, Store,
 };
 use codelia_tests::{
     Database,
@@ -71,7 +71,12 @@ impl Fixture {
         self.register(NewWorker { modes, slots, ..new_worker(id) }).await.0
     }
 
-    pub(crate) async fn worker_on(&self, id: &str, root_id: Uuid, lease_ttl: Duration) -> Registered {
+    pub(crate) async fn worker_on(
+        &self,
+        id: &str,
+        root_id: Uuid,
+        lease_ttl: Duration,
+    ) -> Registered {
         self.register(NewWorker { root_id, lease_ttl, ..new_worker(id) }).await.0
     }
 
@@ -167,7 +172,11 @@ impl Fixture {
     }
 
     /// Inserts a run that may wait this long.
-    pub(crate) async fn insert_waiting(&self, session: SessionId, queue_timeout: Duration) -> RunId {
+    pub(crate) async fn insert_waiting(
+        &self,
+        session: SessionId,
+        queue_timeout: Duration,
+    ) -> RunId {
         let new = NewRun { queue_timeout, ..self.new_run(session) };
         match self.store.run_insert(new, self.quotas).await.unwrap() {
             RunAdmission::Recorded { run, .. } => run.id,

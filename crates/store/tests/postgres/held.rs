@@ -31,13 +31,15 @@ async fn only_holder_decides_about_changes_once() {
     assert_eq!((found.run, found.epoch), (run, lease.token.epoch));
     assert!(found.remaining <= LONG && !found.remaining.is_zero());
 
-    let decision = ChangesDecision { session: session.id, run, apply: true, key: Some(KeyId::generate()) };
+    let decision =
+        ChangesDecision { session: session.id, run, apply: true, key: Some(KeyId::generate()) };
     let fenced = fixture.store.changes_decide(decision, &lease.token).await;
     assert!(matches!(fenced, Err(Error::Fenced)), "{fenced:?}");
     assert_eq!(state(&fixture, run).await, Some(ChangesState::Held));
     // The first decision counts. A repeated or another one changes nothing.
     for apply in [true, true, false] {
-        let decided = fixture.store.changes_decide(ChangesDecision { apply, ..decision }, &taken.token).await;
+        let decided =
+            fixture.store.changes_decide(ChangesDecision { apply, ..decision }, &taken.token).await;
         assert_eq!(decided.unwrap(), Some(ChangesState::Applied));
     }
     assert_eq!(state(&fixture, run).await, Some(ChangesState::Applied));

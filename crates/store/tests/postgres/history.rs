@@ -35,7 +35,10 @@ async fn missing_partition_is_made_with_its_rows() {
     let create = "SELECT create_run_partitions((now() AT TIME ZONE 'UTC')::date)";
     for _ in 0..2 {
         fixture.database.execute(create).await.unwrap();
-        assert_eq!((count("ended_runs_default").await, count(&format!("ended_runs_{day}")).await), (0, 1));
+        assert_eq!(
+            (count("ended_runs_default").await, count(&format!("ended_runs_{day}")).await),
+            (0, 1)
+        );
     }
     assert_eq!(fixture.run(run).await.outcome(), Some(&Outcome::Canceled));
     fixture.end().await;
@@ -46,7 +49,10 @@ async fn missing_partition_is_made_with_its_rows() {
 async fn new_partitions_give_way_to_readers() {
     let fixture = Fixture::new().await;
     let mut reader = fixture.database.connection().await.unwrap();
-    sqlx::raw_sql("BEGIN; SELECT count(*) FROM run_output_default").execute(&mut reader).await.unwrap();
+    sqlx::raw_sql("BEGIN; SELECT count(*) FROM run_output_default")
+        .execute(&mut reader)
+        .await
+        .unwrap();
     let statement = "SELECT create_run_partitions((now() AT TIME ZONE 'UTC')::date + 30)";
     let has_ended = std::cell::Cell::new(false);
     let create = async {
@@ -71,8 +77,8 @@ async fn new_partitions_give_way_to_readers() {
     fixture.end().await;
 }
 
-/// Starts a transaction that has inserted a queued run as [`codelia_store::Store::run_insert`] does, but
-/// is not committed.
+/// Starts a transaction that has inserted a queued run as [`codelia_store::Store::run_insert`]
+/// does, but is not committed.
 async fn insert_in_flight(fixture: &Fixture, session: Uuid) -> PgConnection {
     let mut connection = fixture.database.connection().await.unwrap();
     let insert = format!(
@@ -121,7 +127,11 @@ async fn expiry_spares_session_while_run_is_inserted() {
     assert_eq!(expire().await, 0, "the insert holds the session");
     sqlx::raw_sql("COMMIT").execute(&mut insert).await.unwrap();
     assert_eq!(expire().await, 1);
-    assert_eq!(fixture.store.run_end_queues_any_tenant(9).await.unwrap(), 1, "its run ends with it");
+    assert_eq!(
+        fixture.store.run_end_queues_any_tenant(9).await.unwrap(),
+        1,
+        "its run ends with it"
+    );
     fixture.end().await;
 }
 
@@ -145,7 +155,13 @@ async fn list_joins_live_and_ended_runs() {
     let in_session = RunFilter { session: Some(session.id), ..RunFilter::default() };
     assert_eq!(list(RunFilter::default()).await, all);
     assert_eq!(list(in_session.clone()).await, all);
-    assert_eq!(list(RunFilter { before: Some(ids[2]), ..in_session.clone() }).await, [ids[1], ids[0]]);
-    assert_eq!(list(RunFilter { state: Some(RunState::Running), ..in_session }).await, [ids[3], ids[1]]);
+    assert_eq!(
+        list(RunFilter { before: Some(ids[2]), ..in_session.clone() }).await,
+        [ids[1], ids[0]]
+    );
+    assert_eq!(
+        list(RunFilter { state: Some(RunState::Running), ..in_session }).await,
+        [ids[3], ids[1]]
+    );
     fixture.end().await;
 }

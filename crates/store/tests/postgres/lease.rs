@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use codelia_store::{
-    DrainedBy, Error, NewWorker, ReleaseOutcome, RunAdmission, RunState, Session, SessionRef, SweepReport,
+    DrainedBy, Error, NewWorker, ReleaseOutcome, RunAdmission, RunState, Session, SessionRef,
+    SweepReport,
 };
 use codelia_tests::eventually;
 use codelia_types::{Incarnation, LeaseToken, LostReason, Outcome};
@@ -38,7 +39,11 @@ async fn acquire_raises_epoch_and_fences_previous_holder() {
     let second = fixture.lease(&session, &new).await.unwrap();
     assert_eq!(second.token.epoch.0, first.token.epoch.0 + 1);
     assert!(second.has_files);
-    assert_eq!((first.lost, second.lost, second.retried), (0, 1, 0), "the new holder reports what it ended");
+    assert_eq!(
+        (first.lost, second.lost, second.retried),
+        (0, 1, 0),
+        "the new holder reports what it ended"
+    );
 
     assert!(matches!(fixture.commit(run, &old, &first).await, Err(Error::Fenced)));
     assert_eq!(fixture.run(run).await.outcome(), Some(&Outcome::Lost(LostReason::WorkerLost)));
@@ -108,7 +113,8 @@ async fn session_abandons_files_only_if_allowed() {
     assert!(fixture.lease(&session, &stranger).await.is_none(), "its worker may still restart");
     fixture.insert(session.id, 0).await;
     set("UPDATE workers SET heartbeat_at = now() - interval '2 minutes' WHERE id = 'home'").await;
-    set("UPDATE upkeep_owner SET until = now(), watching_since = now() - interval '2 minutes'").await;
+    set("UPDATE upkeep_owner SET until = now(), watching_since = now() - interval '2 minutes'")
+        .await;
     set("UPDATE sessions SET allow_data_loss = false").await;
     assert!(fixture.lease(&session, &stranger).await.is_none(), "data loss is not allowed");
     let refused = fixture.insert_try(session.id, 0, None, fixture.quotas).await;
@@ -124,7 +130,8 @@ async fn sweep_loses_or_retries_started_runs_once() {
     let session = fixture.session().await;
     let worker = fixture.worker("w").await;
     fixture.lease(&session, &worker).await.unwrap();
-    let (lost, retried) = (fixture.insert(session.id, 0).await, fixture.insert(session.id, 1).await);
+    let (lost, retried) =
+        (fixture.insert(session.id, 0).await, fixture.insert(session.id, 1).await);
 
     assert_eq!(
         fixture.store.lease_sweep_any_tenant(100).await.unwrap(),
@@ -213,7 +220,9 @@ async fn draining_worker_gets_no_sessions_or_runs() {
     assert!(fixture.lease(&free, &worker).await.is_none());
     let run = fixture.insert(held.id, 0).await;
     assert_eq!(fixture.run(run).await.state, RunState::Queued);
-    assert!(fixture.store.worker_renew(&worker.id, worker.incarnation, LONG, 0).await.unwrap().drain);
+    assert!(
+        fixture.store.worker_renew(&worker.id, worker.incarnation, LONG, 0).await.unwrap().drain
+    );
     fixture.end().await;
 }
 
@@ -245,7 +254,8 @@ async fn acquire_waits_for_renewal_in_flight() {
     let fixture = Fixture::new().await;
     let (session, other) = expired_holder(&fixture).await;
     let mut renewal = fixture.database.connection().await.unwrap();
-    let renew = "BEGIN; UPDATE workers SET lease_until = now() + interval '1 hour' WHERE id = 'holder'";
+    let renew =
+        "BEGIN; UPDATE workers SET lease_until = now() + interval '1 hour' WHERE id = 'holder'";
     sqlx::raw_sql(renew).execute(&mut renewal).await.unwrap();
     let (taken, ()) = tokio::join!(fixture.lease(&session, &other), async {
         statement_is_blocked(&fixture).await;
@@ -259,7 +269,8 @@ async fn acquire_waits_for_renewal_in_flight() {
 async fn late_renewal_cannot_revive_replaced_holder() {
     let fixture = Fixture::new().await;
     let (session, other) = expired_holder(&fixture).await;
-    // `now()` of this transaction is when the lease was live; its update runs after the acquisition.
+    // `now()` of this transaction is when the lease was live; its update runs after the
+    // acquisition.
     let mut renewal = fixture.database.connection().await.unwrap();
     let early = "BEGIN; SELECT now()";
     sqlx::raw_sql(early).execute(&mut renewal).await.unwrap();
@@ -280,11 +291,14 @@ async fn late_registration_cannot_replace_newer_one() {
     sqlx::raw_sql("BEGIN; LOCK TABLE workers IN SHARE MODE").execute(&mut lock).await.unwrap();
     let new = || NewWorker { incarnation: Incarnation::generate(), ..new_worker("w") };
     let (one, two) = (new(), new());
-    let (first, second, ()) =
-        tokio::join!(fixture.store.worker_register(&one), fixture.store.worker_register(&two), async {
+    let (first, second, ()) = tokio::join!(
+        fixture.store.worker_register(&one),
+        fixture.store.worker_register(&two),
+        async {
             statements_are_blocked(&fixture, 2).await;
             sqlx::raw_sql("COMMIT").execute(&mut lock).await.unwrap();
-        });
+        }
+    );
     let registered = match (&first, &second) {
         (Ok(_), Err(Error::Fenced)) => one.incarnation,
         (Err(Error::Fenced), Ok(_)) => two.incarnation,
@@ -345,7 +359,10 @@ async fn lease_connection_recovers_from_cut_and_lock() {
     let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                WHERE application_name = 'codelia lease' AND datname = current_database()";
     fixture.database.execute(cut).await.unwrap();
-    assert!(matches!(renew().await, Err(Error::Unavailable(_))), "the control: the connection was cut");
+    assert!(
+        matches!(renew().await, Err(Error::Unavailable(_))),
+        "the control: the connection was cut"
+    );
     renew().await.unwrap();
     let mut blocker = fixture.database.connection().await.unwrap();
     let mut lock = blocker.begin().await.unwrap();
@@ -377,7 +394,10 @@ async fn busy_pool_does_not_delay_lease_connection() {
         lock.rollback().await.unwrap();
     };
     let (held, ()) = futures::future::join(held, renewed).await;
-    assert!(held.iter().any(Result::is_ok), "the control: the pool worked again once the lock was gone");
+    assert!(
+        held.iter().any(Result::is_ok),
+        "the control: the pool worked again once the lock was gone"
+    );
     blocker.close().await.unwrap();
     fixture.end().await;
 }
@@ -387,11 +407,16 @@ async fn only_the_holder_gets_the_first_lease_again() {
     let fixture = Fixture::new().await;
     let (worker, other) = (fixture.worker("w").await, fixture.worker("v").await);
     let session = fixture.session().await;
-    let get = async |lease: &LeaseToken| fixture.store.lease_get_first(session.id, lease).await.unwrap();
+    let get =
+        async |lease: &LeaseToken| fixture.store.lease_get_first(session.id, lease).await.unwrap();
     let first = fixture.lease(&session, &worker).await.unwrap();
     let again = get(&first.token).await.unwrap();
-    assert_eq!((again.token, again.tenant, again.has_files), (first.token.clone(), first.tenant, false));
-    let others = LeaseToken { worker: other.id, incarnation: other.incarnation, ..first.token.clone() };
+    assert_eq!(
+        (again.token, again.tenant, again.has_files),
+        (first.token.clone(), first.tenant, false)
+    );
+    let others =
+        LeaseToken { worker: other.id, incarnation: other.incarnation, ..first.token.clone() };
     assert!(get(&others).await.is_none(), "another worker holds it");
     fixture.store.lease_release(session.id, &first.token).await.unwrap();
     assert!(get(&first.token).await.is_none(), "nobody holds it");
@@ -410,7 +435,9 @@ async fn first_lease_needs_a_session_that_nobody_held() {
     };
     let session = fixture.session().await;
     let leases = join_all([&worker, &other].map(|worker| acquire(&session, worker))).await;
-    let [lease] = &leases.into_iter().flatten().collect::<Vec<_>>()[..] else { panic!("one winner") };
+    let [lease] = &leases.into_iter().flatten().collect::<Vec<_>>()[..] else {
+        panic!("one winner")
+    };
     assert_eq!((lease.token.epoch.0, lease.has_queue), (1, false));
     let run = fixture.insert(session.id, 0).await;
     assert_eq!(fixture.run(run).await.state, RunState::Running, "the lease counts");

@@ -44,19 +44,32 @@ async fn planted_log_link_is_not_followed() -> Result<()> {
     let plant = ["ln", "-s", victim.to_str().context("a path")?, log.to_str().context("a path")?];
     assert!(as_server_user(&plant)?.status.success());
     let refused = LocalPostgres::start(&dir).await;
-    assert!(matches!(&refused, Err(LocalPostgresError::ForeignFile(path)) if *path == log), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(LocalPostgresError::ForeignFile(path)) if *path == log),
+        "{refused:?}"
+    );
     assert_eq!(fs::read_to_string(&victim)?, "untouched");
     let mut followed = OpenOptions::new().create(true).append(true).open(&log)?;
     followed.write_all(b"!")?;
-    assert_eq!(fs::read_to_string(&victim)?, "untouched!", "the control: a plain open follows the link");
+    assert_eq!(
+        fs::read_to_string(&victim)?,
+        "untouched!",
+        "the control: a plain open follows the link"
+    );
 
     fs::remove_file(&log)?;
     let server = LocalPostgres::start(&dir).await?;
     assert!(fs::metadata(&log)?.len() > 0);
     let replace = |place: &str| as_server_user(&["ln", "-sf", "/nowhere", place]);
-    assert!(!replace(log.to_str().context("a path")?)?.status.success(), "only root changes the log");
+    assert!(
+        !replace(log.to_str().context("a path")?)?.status.success(),
+        "only root changes the log"
+    );
     let own = dir.join("run/link");
-    assert!(replace(own.to_str().context("a path")?)?.status.success(), "the control: its own directory");
+    assert!(
+        replace(own.to_str().context("a path")?)?.status.success(),
+        "the control: its own directory"
+    );
     server.stop().await?;
     Ok(())
 }
@@ -76,7 +89,10 @@ async fn only_owner_connects() -> Result<()> {
     let refused = as_server_user(&query)?;
     let message = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && message.contains("authentication failed"), "{message}");
-    let other = Command::new("setpriv").args(["--reuid", "65534", "--clear-groups"]).args(query).output()?;
+    let other = Command::new("setpriv")
+        .args(["--reuid", "65534", "--clear-groups"])
+        .args(query)
+        .output()?;
     let message = String::from_utf8_lossy(&other.stderr);
     assert!(!other.status.success() && message.contains("Permission denied"), "{message}");
     server.stop().await?;
@@ -106,14 +122,19 @@ async fn directory_of_server_user_is_taken_over() -> Result<()> {
     let mut connection = PgConnection::connect_with(&second.database("kept").await?).await?;
     sqlx::query("INSERT INTO kept VALUES (1)").execute(&mut connection).await?;
     connection.close().await?;
-    assert!(!as_server_user(&["psql", &second.url("kept"), "-w", "-c", "SELECT 1"])?.status.success());
+    assert!(
+        !as_server_user(&["psql", &second.url("kept"), "-w", "-c", "SELECT 1"])?.status.success()
+    );
     assert_eq!(fs::metadata(&dir)?.uid(), 0);
     second.stop().await?;
 
     // Data of another user, such as `nobody`, is refused with the remedy.
     chown(dir.join("data"), Some(65534), Some(65534))?;
     let refused = LocalPostgres::start(&dir).await;
-    assert!(matches!(&refused, Err(LocalPostgresError::WrongOwner { owner: 65534, .. })), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(LocalPostgresError::WrongOwner { owner: 65534, .. })),
+        "{refused:?}"
+    );
     Ok(())
 }
 

@@ -76,7 +76,9 @@ async fn call_all(connection: &mut PgConnection) -> Vec<String> {
         ] {
             // Other errors: the table was renamed or dropped after it was listed.
             let result = sqlx::raw_sql(AssertSqlSafe(call.clone())).execute(&mut *connection).await;
-            let code = result.err().and_then(|error| Some(error.as_database_error()?.code()?.into_owned()));
+            let code = result
+                .err()
+                .and_then(|error| Some(error.as_database_error()?.code()?.into_owned()));
             blocked.extend((code.as_deref() == Some(LOCK_NOT_AVAILABLE)).then_some(call));
         }
     }
@@ -100,7 +102,8 @@ async fn migration_gives_way_to_callers_behind_it() {
     let release = async {
         for _ in 0..2 {
             eventually("the migration waits", || async { waits().await.then_some(()) }).await;
-            eventually("the migration gives way", || async { (!waits().await).then_some(()) }).await;
+            eventually("the migration gives way", || async { (!waits().await).then_some(()) })
+                .await;
         }
         sqlx::raw_sql("ROLLBACK").execute(&mut writer).await.unwrap();
     };

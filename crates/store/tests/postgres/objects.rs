@@ -8,8 +8,8 @@ use std::{
 };
 
 use codelia_store::{
-    Error, Lease, NewRun, ObjectProblem, OutputChunk, OutputLocation, OutputOptions, OutputStream, Retention,
-    RunAdmission, RunCommit, Store, TenantRetention, Upkeep,
+    Error, Lease, NewRun, ObjectProblem, OutputChunk, OutputLocation, OutputOptions, OutputStream,
+    Retention, RunAdmission, RunCommit, Store, TenantRetention, Upkeep,
 };
 use codelia_tests::{Process, Scratch, available};
 use codelia_types::{ByteSize, Incarnation, KeyId, RunId, SessionId};
@@ -26,7 +26,11 @@ const HOUR: Duration = Duration::from_secs(3600);
 const INLINE: u64 = 10;
 
 pub(crate) fn options(location: OutputLocation) -> OutputOptions {
-    OutputOptions { store: Some(location), inline: ByteSize::new(INLINE), ..OutputOptions::default() }
+    OutputOptions {
+        store: Some(location),
+        inline: ByteSize::new(INLINE),
+        ..OutputOptions::default()
+    }
 }
 
 fn in_directory(path: &Path) -> OutputOptions {
@@ -68,7 +72,12 @@ impl Setup {
     async fn new() -> Self {
         let fixture = Fixture::new().await;
         let scratch = Scratch::new().unwrap();
-        let store = fixture.store.clone().with_output(&in_directory(&scratch.join("output"))).await.unwrap();
+        let store = fixture
+            .store
+            .clone()
+            .with_output(&in_directory(&scratch.join("output")))
+            .await
+            .unwrap();
         let session = fixture.session().await;
         let worker = fixture.worker("w").await;
         let lease = fixture.lease(&session, &worker).await.unwrap();
@@ -79,7 +88,8 @@ impl Setup {
     async fn insert(&self, ago: Duration, retries: i32) -> RunId {
         let millis = (OffsetDateTime::now_utc() - ago).unix_timestamp() * 1000;
         let random = *Uuid::new_v4().as_bytes().first_chunk().unwrap();
-        let id = uuid::Builder::from_unix_timestamp_millis(millis.unsigned_abs(), &random).into_uuid();
+        let id =
+            uuid::Builder::from_unix_timestamp_millis(millis.unsigned_abs(), &random).into_uuid();
         let new = NewRun { id: RunId(id), retries, ..self.fixture.new_run(self.session) };
         match self.store.run_insert(new, self.fixture.quotas).await.unwrap() {
             RunAdmission::Recorded { run, .. } => run.id,
@@ -92,7 +102,10 @@ impl Setup {
     }
 
     async fn commit(&self, run: RunId, commit: &RunCommit) {
-        self.store.run_commit(self.fixture.names(run, &self.lease), &self.lease.token, commit).await.unwrap();
+        self.store
+            .run_commit(self.fixture.names(run, &self.lease), &self.lease.token, commit)
+            .await
+            .unwrap();
     }
 
     async fn read(&self, run: RunId, position: i64) -> Result<Vec<OutputChunk>, Error> {
@@ -128,8 +141,12 @@ async fn output_in_objects_reads_the_same() {
     for _ in 0..2 {
         setup.append(run).await;
     }
-    let tail =
-        vec![OutputChunk { position: 15, stream: OutputStream::Stdout, offset: 10, data: b"small".into() }];
+    let tail = vec![OutputChunk {
+        position: 15,
+        stream: OutputStream::Stdout,
+        offset: 10,
+        data: b"small".into(),
+    }];
     setup.commit(run, &with_tail(tail, 20)).await;
     let fixture = &setup.fixture;
     assert_eq!(fixture.scalar("SELECT count(*) FROM run_output WHERE data IS NULL").await, 2);
@@ -146,9 +163,13 @@ async fn output_in_objects_reads_the_same() {
     let all = b"0123456789abcdesmall";
     for position in 0..=all.len() {
         let chunks = setup.read(run, i64::try_from(position).unwrap()).await.unwrap();
-        let first = chunks.first().map_or(position, |chunk| usize::try_from(chunk.position).unwrap());
+        let first =
+            chunks.first().map_or(position, |chunk| usize::try_from(chunk.position).unwrap());
         assert_eq!(first, position);
-        assert_eq!(chunks.into_iter().flat_map(|chunk| chunk.data).collect::<Vec<_>>(), all[position..]);
+        assert_eq!(
+            chunks.into_iter().flat_map(|chunk| chunk.data).collect::<Vec<_>>(),
+            all[position..]
+        );
     }
     let second = setup.read(run, 12).await.unwrap().remove(0);
     assert_eq!((second.stream, second.offset), (OutputStream::Stderr, 12));
@@ -187,7 +208,11 @@ async fn objects_of_past_days_are_removed() {
     assert_eq!(setup.read(stored, 0).await.unwrap(), large(0));
 
     Upkeep::new(setup.store.clone(), keep).pass().await.unwrap();
-    assert_eq!(setup.fixture.scalar("SELECT count(*) FROM run_output").await, 0, "the day is dropped");
+    assert_eq!(
+        setup.fixture.scalar("SELECT count(*) FROM run_output").await,
+        0,
+        "the day is dropped"
+    );
     assert_eq!(setup.objects().len(), 1, "as after a crash");
     setup.remove_objects(&keep).await;
     assert!(setup.days().is_empty(), "{:?}", setup.days());
@@ -265,11 +290,15 @@ async fn damaged_object_is_an_error_that_names_it() {
 
     // A row may name only objects of its own run, and no other files.
     let mut connection = setup.fixture.database.connection().await.unwrap();
-    let other = "UPDATE run_output SET object = replace(object, run_id::text, gen_random_uuid()::text)";
+    let other =
+        "UPDATE run_output SET object = replace(object, run_id::text, gen_random_uuid()::text)";
     assert!(sqlx::query(other).execute(&mut connection).await.is_err());
     setup.fixture.execute("UPDATE run_output SET object = '../' || run_id || '_x'").await;
     let outside = setup.read(run, 0).await;
-    assert!(matches!(outside, Err(Error::UnknownValue { column: "run_output.object", .. })), "{outside:?}");
+    assert!(
+        matches!(outside, Err(Error::UnknownValue { column: "run_output.object", .. })),
+        "{outside:?}"
+    );
     // Removed with its rows: expired, not lost.
     setup.fixture.execute("DELETE FROM run_output").await;
     assert!(setup.read(run, 0).await.unwrap().is_empty());
@@ -291,7 +320,11 @@ async fn failed_write_stores_no_row_and_is_repeated() {
         .await
         .unwrap_err();
     assert!(failed.is_transient(), "{failed:?}");
-    assert_eq!(setup.fixture.scalar("SELECT count(*) FROM live_runs").await, 1, "the run has not ended");
+    assert_eq!(
+        setup.fixture.scalar("SELECT count(*) FROM live_runs").await,
+        1,
+        "the run has not ended"
+    );
     fs::remove_file(&day).unwrap();
     setup.commit(run, &commit).await;
     assert_eq!(setup.read(run, 0).await.unwrap(), large(0));
@@ -311,7 +344,10 @@ async fn only_the_store_of_this_database_is_used() {
     let another = refused(store, in_directory(&scratch.join("another"))).await;
     assert!(another.contains("api and workers need the same one"), "{another}");
     let none = refused(store, options(OutputLocation::Postgres)).await;
-    assert!(none.contains(&format!("output in file://{}", scratch.join("output").display())), "{none}");
+    assert!(
+        none.contains(&format!("output in file://{}", scratch.join("output").display())),
+        "{none}"
+    );
 
     let other = Fixture::new().await;
     // Tests copy one database.
@@ -338,7 +374,8 @@ async fn s3_server(python: &Path, scratch: &Scratch) -> (Process, OutputOptions)
     let [_, endpoint, bucket, id, secret] = ready.split(' ').collect::<Vec<_>>()[..] else {
         panic!("{ready}")
     };
-    let location = OutputLocation::S3 { bucket: bucket.to_owned(), prefix: "some/prefix".to_owned() };
+    let location =
+        OutputLocation::S3 { bucket: bucket.to_owned(), prefix: "some/prefix".to_owned() };
     let options = OutputOptions {
         s3_endpoint: Some(endpoint.to_owned()),
         s3_access_key_id: Some(id.to_owned()),
@@ -379,16 +416,23 @@ async fn bucket_stores_reads_and_removes_output() {
     assert_eq!(setup.read(run, 12).await.unwrap()[0].data, b"cde", "a range");
     setup
         .fixture
-        .execute("UPDATE run_output SET object_offset = object_offset + 5 WHERE position IN (15, 25)")
+        .execute(
+            "UPDATE run_output SET object_offset = object_offset + 5 WHERE position IN (15, 25)",
+        )
         .await;
     let short = setup.read(run, 15).await;
     assert!(
-        matches!(short, Err(Error::Object { problem: ObjectProblem::Shortened { expected: 20 }, .. })),
+        matches!(
+            short,
+            Err(Error::Object { problem: ObjectProblem::Shortened { expected: 20 }, .. })
+        ),
         "{short:?}"
     );
     setup
         .fixture
-        .execute("UPDATE run_output SET object_offset = object_offset + 50 WHERE position IN (15, 25)")
+        .execute(
+            "UPDATE run_output SET object_offset = object_offset + 50 WHERE position IN (15, 25)",
+        )
         .await;
     let short = setup.read(run, 15).await;
     assert!(

@@ -15,8 +15,10 @@ async fn output_reads_from_any_position() {
     let worker = fixture.worker("w").await;
     let lease = fixture.lease(&session, &worker).await.unwrap();
     let run = fixture.insert(session.id, 0).await;
-    let flushed =
-        [chunk(0, OutputStream::Stdout, 0, b"hello "), chunk(6, OutputStream::Stderr, 0, b"oops\0")];
+    let flushed = [
+        chunk(0, OutputStream::Stdout, 0, b"hello "),
+        chunk(6, OutputStream::Stderr, 0, b"oops\0"),
+    ];
     fixture.store.output_append(run, &lease.token, &flushed).await.unwrap();
     let tail = vec![chunk(11, OutputStream::Stdout, 6, b"world")];
     let mut commit = codelia_store::RunCommit { tail, ..exited(0) };
@@ -24,8 +26,9 @@ async fn output_reads_from_any_position() {
     commit.result.output_total = Some(16);
     fixture.store.run_commit(fixture.names(run, &lease), &lease.token, &commit).await.unwrap();
 
-    let read =
-        async |position, max| fixture.store.output_read(&fixture.tenant, run, position, max).await.unwrap();
+    let read = async |position, max| {
+        fixture.store.output_read(&fixture.tenant, run, position, max).await.unwrap()
+    };
     assert_eq!(read(0, 1 << 20).await.iter().map(|c| c.position).collect::<Vec<_>>(), [0, 6, 11]);
     assert_eq!(read(8, 1 << 20).await[0], chunk(8, OutputStream::Stderr, 2, b"ps\0"));
     assert_eq!(read(0, 1).await.len(), 1, "at least one chunk");

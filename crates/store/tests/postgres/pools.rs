@@ -45,7 +45,8 @@ async fn ends_before(fast: impl Future, slow: impl Future) -> bool {
 }
 
 async fn record(store: &Store) -> Result<(), Error> {
-    let body = EventBody { kind: EventKind::RunRefused, field: None, detail: serde_json::json!({}) };
+    let body =
+        EventBody { kind: EventKind::RunRefused, field: None, detail: serde_json::json!({}) };
     store.audit_insert(&EventSubject::default(), &body).await
 }
 
@@ -61,15 +62,22 @@ async fn slow_lists_delay_neither_runs_nor_lease() {
     let keeper = fixture.store.lease_connection(LONG);
     // No statement on the path of a run reads this table.
     let mut blocker = lock(&fixture.database, "scope_policies").await;
-    let project =
-        ScopeRef { tenant: fixture.other.clone(), scope: PolicyScope::Project, name: "p".to_owned() };
+    let project = ScopeRef {
+        tenant: fixture.other.clone(),
+        scope: PolicyScope::Project,
+        name: "p".to_owned(),
+    };
     let lists = join_all((0..20).map(|_| fixture.store.scope_policy_history(&project, None, 10)));
     let run = async {
         blocked(&fixture.database, 4).await;
         let session = fixture.session().await;
         let lease = fixture.lease(&session, &worker).await.unwrap();
         let run = fixture.insert(session.id, 0).await;
-        fixture.store.run_commit(fixture.names(run, &lease), &lease.token, &exited(0)).await.unwrap();
+        fixture
+            .store
+            .run_commit(fixture.names(run, &lease), &lease.token, &exited(0))
+            .await
+            .unwrap();
         keeper.renew(&worker.id, worker.incarnation, LONG, 0).await.unwrap();
     };
     assert!(ends_before(run, lists).await, "the lists still wait");
@@ -120,7 +128,11 @@ async fn idle_connections_are_closed() {
     let store = store_with(&fixture.database, |options| options.idle_timeout = short).await;
     let connections = "SELECT count(*) FROM pg_stat_activity
                        WHERE application_name = 'codelia' AND datname = current_database()";
-    assert_eq!(fixture.database.number(connections).await.unwrap(), 1, "only what is needed is open");
+    assert_eq!(
+        fixture.database.number(connections).await.unwrap(),
+        1,
+        "only what is needed is open"
+    );
     eventually("idle connections are closed", || async {
         (fixture.database.number(connections).await.ok()? == 0).then_some(())
     })
@@ -144,7 +156,8 @@ async fn kept_connections_serve_transactions() {
     };
     let store = store_with(&fixture.database, one).await;
     // Both need the only connection of their class; setting a floor needs a transaction.
-    let floor = || store.tenant_set_floor(&fixture.tenant, (IsolationLevel::None, None), "test", None);
+    let floor =
+        || store.tenant_set_floor(&fixture.tenant, (IsolationLevel::None, None), "test", None);
     store.ping().await.unwrap();
     floor().await.unwrap();
     let (pings, floors) =

@@ -19,7 +19,11 @@ async fn wait_reason_names_what_is_missing() {
     assert_eq!(reason().await, Some(WaitReason::NoMode(Mode::Logical)));
     let worker = fixture.worker_with("w", vec![Mode::Logical], 1).await;
     assert_eq!(reason().await, Some(WaitReason::Starting));
-    fixture.store.worker_renew(&worker.id, worker.incarnation, Duration::from_secs(60), 1).await.unwrap();
+    fixture
+        .store
+        .worker_renew(&worker.id, worker.incarnation, Duration::from_secs(60), 1)
+        .await
+        .unwrap();
     assert_eq!(reason().await, Some(WaitReason::Busy));
     fixture.store.worker_drain(&worker.id, DrainedBy::Operator).await.unwrap().unwrap();
     assert_eq!(reason().await, Some(WaitReason::Draining));
@@ -42,7 +46,11 @@ async fn run_ends_after_its_queue_timeout() {
     let run = fixture.run(run).await;
     let Some(Outcome::Refused(refusal)) = run.outcome() else { panic!("not refused") };
     assert_eq!(refusal.reason, Reason::QueueTimeout);
-    assert!(refusal.message.contains("in 1ms (none ready: no worker is running)"), "{}", refusal.message);
+    assert!(
+        refusal.message.contains("in 1ms (none ready: no worker is running)"),
+        "{}",
+        refusal.message
+    );
     assert_eq!(fixture.run(patient).await.state, RunState::Queued);
     fixture.end().await;
 }

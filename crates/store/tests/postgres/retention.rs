@@ -32,14 +32,20 @@ impl Fixture {
     /// Rows of runs, output, labels and keys.
     async fn kept(&self) -> [i64; 4] {
         let mut counts = [0; 4];
-        for (count, table) in counts.iter_mut().zip(["ended_runs", "run_output", "run_labels", "run_keys"]) {
+        for (count, table) in
+            counts.iter_mut().zip(["ended_runs", "run_output", "run_labels", "run_keys"])
+        {
             *count = self.scalar(&format!("SELECT count(*) FROM {table}")).await;
         }
         counts
     }
 
     async fn keep(&self, tenant: &TenantId, retention: TenantRetention) {
-        self.store.tenant_set_retention(tenant, &retention, KeyId::generate()).await.unwrap().unwrap();
+        self.store
+            .tenant_set_retention(tenant, &retention, KeyId::generate())
+            .await
+            .unwrap()
+            .unwrap();
     }
 }
 
@@ -47,7 +53,10 @@ impl Fixture {
 async fn runs_are_deleted_after_retention_of_tenant() {
     let fixture = Fixture::new().await;
     fixture
-        .keep(&fixture.tenant, TenantRetention { runs: Some(HOUR), output: Some(HOUR), ..Default::default() })
+        .keep(
+            &fixture.tenant,
+            TenantRetention { runs: Some(HOUR), output: Some(HOUR), ..Default::default() },
+        )
         .await;
     for (tenant, began, ended) in [
         ("a", "2 hours", "90 minutes"),
@@ -61,7 +70,9 @@ async fn runs_are_deleted_after_retention_of_tenant() {
     while fixture.store.run_purge_any_tenant(&keep, 10).await.unwrap() {}
     assert_eq!(fixture.kept().await, [3; 4]);
     assert_eq!(
-        fixture.scalar("SELECT count(*) FROM ended_runs WHERE ended_at < now() - interval '1 hour'").await,
+        fixture
+            .scalar("SELECT count(*) FROM ended_runs WHERE ended_at < now() - interval '1 hour'")
+            .await,
         1
     );
     fixture.store.output_fold_any_tenant(100).await.unwrap();
@@ -113,21 +124,28 @@ async fn run_of_open_session_waits_for_its_check() {
 #[tokio::test]
 async fn output_is_deleted_before_the_record() {
     let fixture = Fixture::new().await;
-    fixture.keep(&fixture.tenant, TenantRetention { output: Some(HOUR), ..Default::default() }).await;
-    for (tenant, began, ended) in
-        [("a", "2 hours", "90 minutes"), ("a", "2 hours", "50 minutes"), ("b", "2 hours", "90 minutes")]
-    {
+    fixture
+        .keep(&fixture.tenant, TenantRetention { output: Some(HOUR), ..Default::default() })
+        .await;
+    for (tenant, began, ended) in [
+        ("a", "2 hours", "90 minutes"),
+        ("a", "2 hours", "50 minutes"),
+        ("b", "2 hours", "90 minutes"),
+    ] {
         fixture.execute(&ended_run(tenant, began, ended)).await;
     }
     let purge = async || {
         let soon = Instant::now() + HOUR;
-        while fixture.store.output_purge_any_tenant(&Retention::default(), 1, soon).await.unwrap() {}
+        while fixture.store.output_purge_any_tenant(&Retention::default(), 1, soon).await.unwrap() {
+        }
     };
     purge().await;
     assert_eq!(fixture.kept().await, [3, 2, 3, 3]);
     // A run that ended after its turn is not forgotten.
     fixture
-        .execute("UPDATE ended_runs SET ended_at = now() - interval '61 minutes' WHERE tenant_id = 'a'")
+        .execute(
+            "UPDATE ended_runs SET ended_at = now() - interval '61 minutes' WHERE tenant_id = 'a'",
+        )
         .await;
     purge().await;
     assert_eq!(fixture.kept().await, [3, 1, 3, 3]);
@@ -141,18 +159,28 @@ async fn sessions_and_their_keys_are_deleted() {
     let fixture = Fixture::new().await;
     let (old, open) = (fixture.session().await, fixture.session().await);
     fixture
-        .execute(&format!("INSERT INTO run_keys VALUES ('{}', 'k', gen_random_uuid(), '\\x00')", old.id))
+        .execute(&format!(
+            "INSERT INTO run_keys VALUES ('{}', 'k', gen_random_uuid(), '\\x00')",
+            old.id
+        ))
         .await;
     fixture.store.session_close(&fixture.tenant, &SessionRef::Id(old.id)).await.unwrap();
     assert_eq!(fixture.store.session_purge_any_tenant(HOUR, 10).await.unwrap(), 0);
     assert_eq!(fixture.store.session_purge_any_tenant(Duration::ZERO, 10).await.unwrap(), 1);
     assert_eq!(fixture.scalar("SELECT count(*) FROM run_keys").await, 0);
-    assert!(fixture.store.session_get(&fixture.tenant, &SessionRef::Id(open.id)).await.unwrap().is_some());
+    assert!(
+        fixture
+            .store
+            .session_get(&fixture.tenant, &SessionRef::Id(open.id))
+            .await
+            .unwrap()
+            .is_some()
+    );
     fixture.end().await;
 }
 
-/// Makes partitions for the last ten days and the next week, as if the installation had existed for as
-/// long.
+/// Makes partitions for the last ten days and the next week, as if the installation had existed for
+/// as long.
 pub(crate) async fn partitions_of_past_days(fixture: &Fixture) {
     fixture
         .execute(
@@ -173,9 +201,12 @@ async fn days_that_nobody_keeps_are_dropped() {
         fixture.execute(&ended_run("a", &format!("{days} days"), &format!("{days} days"))).await;
     }
     fixture.store.output_fold_any_tenant(100).await.unwrap();
-    fixture.keep(&fixture.other, TenantRetention { runs: Some(5 * 24 * HOUR), ..Default::default() }).await;
+    fixture
+        .keep(&fixture.other, TenantRetention { runs: Some(5 * 24 * HOUR), ..Default::default() })
+        .await;
     let all = partitions(&fixture).await;
-    let mut upkeep = Upkeep::new(fixture.store.clone(), Retention { output: HOUR, ..Retention::default() });
+    let mut upkeep =
+        Upkeep::new(fixture.store.clone(), Retention { output: HOUR, ..Retention::default() });
     let (pass, _) = upkeep.pass().await.unwrap();
     assert_eq!(pass.misplaced, Some(0));
     // Output of days before yesterday, and runs of days longer ago than the longest retention.
@@ -184,7 +215,11 @@ async fn days_that_nobody_keeps_are_dropped() {
     let days_back = fixture
         .scalar("SELECT ((now() AT TIME ZONE 'UTC')::date - ((now() - interval '1 hour') AT TIME ZONE 'UTC')::date)::bigint")
         .await;
-    assert_eq!(dropped, 9 - days_back + 2 * 4, "days -10 to -2 of output, -10 to -7 of runs and labels");
+    assert_eq!(
+        dropped,
+        9 - days_back + 2 * 4,
+        "days -10 to -2 of output, -10 to -7 of runs and labels"
+    );
     // Tenant a keeps its runs for a day only, so those that were not dropped are deleted.
     assert_eq!(fixture.kept().await, [0, 0, 0, 0]);
     assert_eq!(
@@ -230,8 +265,9 @@ async fn changed_retention_is_recorded() {
     fixture.keep(&fixture.tenant, retention).await;
     let tenant = fixture.store.tenant_get(&fixture.tenant).await.unwrap().unwrap();
     assert_eq!(tenant.retention, retention);
-    let events =
-        recorded_events(&fixture.store, &fixture.tenant, Some(EventKind::RetentionSet)).await.unwrap();
+    let events = recorded_events(&fixture.store, &fixture.tenant, Some(EventKind::RetentionSet))
+        .await
+        .unwrap();
     assert_eq!(events[0].body.detail["runs_seconds"], 172_800);
     fixture.end().await;
 }

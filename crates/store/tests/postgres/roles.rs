@@ -177,17 +177,26 @@ async fn roles_are_denied_what_they_do_not_need() {
         ("codelia_api", tomorrow),
         ("codelia_worker", "SELECT FROM live_runs"),
         ("codelia_worker", "UPDATE output_store SET location = 'file:///x'"),
-        ("codelia_worker", "UPDATE approvals SET state = 'expired', decided_at = now(), changed_at = now()"),
+        (
+            "codelia_worker",
+            "UPDATE approvals SET state = 'expired', decided_at = now(), changed_at = now()",
+        ),
         ("codelia_worker", "SELECT lowest_isolation('a')"),
         ("codelia_worker", "SELECT retry_run(gen_random_uuid(), 'w', gen_random_uuid(), 1)"),
-        ("codelia_worker", "UPDATE flag_revisions SET runs = runs + 1 WHERE flag_id = 'x' AND revision = 1"),
+        (
+            "codelia_worker",
+            "UPDATE flag_revisions SET runs = runs + 1 WHERE flag_id = 'x' AND revision = 1",
+        ),
         ("codelia_worker", "SELECT version, policy FROM tenant_policies WHERE tenant_id = 'a'"),
         ("codelia_auditor", "SELECT FROM approvals"),
         ("codelia_auditor", "SELECT FROM audit"),
         ("codelia_auditor", "SELECT FROM ended_runs"),
     ];
     for (role, statement) in allowed {
-        assert!(!is_denied(&mut connection, role, statement).await, "the control: {role}: {statement}");
+        assert!(
+            !is_denied(&mut connection, role, statement).await,
+            "the control: {role}: {statement}"
+        );
     }
     connection.close().await.unwrap();
     database.end().await.unwrap();

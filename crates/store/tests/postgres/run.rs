@@ -1,6 +1,8 @@
 //! Runs: inserted once, begun only by the holder, ended once.
 
-use codelia_store::{Cancellation, Error, NewRun, RunAdmission, RunFilter, RunState, SessionRef, Store};
+use codelia_store::{
+    Cancellation, Error, NewRun, RunAdmission, RunFilter, RunState, SessionRef, Store,
+};
 use codelia_tests::{
     eventually,
     store_values::{exit, logical_run},
@@ -54,10 +56,12 @@ async fn repeated_commit_keeps_first_result() {
 async fn concurrent_inserts_with_one_key_create_one_run() {
     let fixture = Fixture::new().await;
     let session = fixture.session().await;
-    let answers =
-        join_all((0..10).map(|_| fixture.insert_try(session.id, 0, Some(("key", b"hash")), fixture.quotas)))
-            .await;
-    let recorded = answers.iter().filter(|answer| matches!(answer, RunAdmission::Recorded { .. })).count();
+    let answers = join_all(
+        (0..10).map(|_| fixture.insert_try(session.id, 0, Some(("key", b"hash")), fixture.quotas)),
+    )
+    .await;
+    let recorded =
+        answers.iter().filter(|answer| matches!(answer, RunAdmission::Recorded { .. })).count();
     assert_eq!(recorded, 1);
     let mut ids: Vec<RunId> = answers
         .into_iter()
@@ -165,13 +169,22 @@ async fn handed_back_run_can_begin_again() {
     let begin = || fixture.store.run_begin(run, &lease.token);
     let begun = begin().await.unwrap().unwrap();
     assert!(begin().await.unwrap().is_none());
-    let late =
-        fixture.store.run_hand_back(fixture.run_ref(run, session.id), 0, &worker.id, worker.incarnation);
+    let late = fixture.store.run_hand_back(
+        fixture.run_ref(run, session.id),
+        0,
+        &worker.id,
+        worker.incarnation,
+    );
     assert!(!late.await.unwrap(), "a late hand-back of an earlier turn changes nothing");
     assert!(
         fixture
             .store
-            .run_hand_back(fixture.run_ref(run, session.id), begun.turn, &worker.id, worker.incarnation)
+            .run_hand_back(
+                fixture.run_ref(run, session.id),
+                begun.turn,
+                &worker.id,
+                worker.incarnation
+            )
             .await
             .unwrap()
     );
@@ -224,9 +237,16 @@ async fn handed_back_run_ends_if_canceled_at_that_moment() {
     let mut caller = fixture.database.connection().await.unwrap();
     // As `run_cancel`, in two steps.
     let mut cancel = caller.begin().await.unwrap();
-    sqlx::query("UPDATE live_runs SET cancel_requested_at = now()").execute(&mut *cancel).await.unwrap();
-    let handed_back =
-        fixture.store.run_hand_back(fixture.run_ref(run, session.id), 0, &worker.id, worker.incarnation);
+    sqlx::query("UPDATE live_runs SET cancel_requested_at = now()")
+        .execute(&mut *cancel)
+        .await
+        .unwrap();
+    let handed_back = fixture.store.run_hand_back(
+        fixture.run_ref(run, session.id),
+        0,
+        &worker.id,
+        worker.incarnation,
+    );
     let commit = async {
         let blocked = "SELECT count(*) FROM pg_stat_activity
                        WHERE datname = current_database() AND wait_event_type = 'Lock'";
@@ -244,8 +264,12 @@ async fn canceled_queued_run_never_begins() {
     let fixture = Fixture::new().await;
     let session = fixture.session().await;
     let run = fixture.insert(session.id, 0).await;
-    let canceled =
-        fixture.store.run_cancel(&fixture.tenant, run, &Cancellation::default()).await.unwrap().unwrap();
+    let canceled = fixture
+        .store
+        .run_cancel(&fixture.tenant, run, &Cancellation::default())
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(canceled.outcome(), Some(&Outcome::Canceled));
     let worker = fixture.worker("w").await;
     let lease = fixture.lease(&session, &worker).await.unwrap();
@@ -259,9 +283,18 @@ async fn other_tenant_cannot_see_or_cancel_run() {
     let session = fixture.session().await;
     let run = fixture.insert(session.id, 0).await;
     assert!(fixture.store.run_get(&fixture.other, run).await.unwrap().is_none());
-    assert!(fixture.store.run_cancel(&fixture.other, run, &Cancellation::default()).await.unwrap().is_none());
+    assert!(
+        fixture
+            .store
+            .run_cancel(&fixture.other, run, &Cancellation::default())
+            .await
+            .unwrap()
+            .is_none()
+    );
     assert!(fixture.store.output_read(&fixture.other, run, 0, 1024).await.unwrap().is_empty());
-    assert!(fixture.store.run_list(&fixture.other, &RunFilter::default(), 10).await.unwrap().is_empty());
+    assert!(
+        fixture.store.run_list(&fixture.other, &RunFilter::default(), 10).await.unwrap().is_empty()
+    );
     assert_eq!(fixture.run(run).await.state, RunState::Queued);
     fixture.end().await;
 }
@@ -284,7 +317,10 @@ async fn runs_list_by_page_and_state() {
     };
     assert_eq!(list(RunFilter::default(), 2).await, [ids[2], ids[1]]);
     assert_eq!(list(RunFilter { before: Some(ids[1]), ..Default::default() }, 2).await, [ids[0]]);
-    assert_eq!(list(RunFilter { state: Some(RunState::Ended), ..Default::default() }, 9).await, [ids[0]]);
+    assert_eq!(
+        list(RunFilter { state: Some(RunState::Ended), ..Default::default() }, 9).await,
+        [ids[0]]
+    );
     fixture.end().await;
 }
 
@@ -293,7 +329,11 @@ async fn every_end_of_a_run_erases_its_secrets() {
     let fixture = Fixture::new().await;
     let store = &fixture.store;
     let kept = async || {
-        fixture.database.number("SELECT count(*) FROM runs WHERE secret_env IS NOT NULL").await.unwrap()
+        fixture
+            .database
+            .number("SELECT count(*) FROM runs WHERE secret_env IS NOT NULL")
+            .await
+            .unwrap()
     };
     let session = fixture.session().await;
     let canceled = fixture.insert(session.id, 0).await;
@@ -321,7 +361,8 @@ async fn every_end_of_a_run_erases_its_secrets() {
     let run = fixture.insert(session.id, 0).await;
     store.run_abandon(fixture.run_ref(run, session.id), &lease.token).await.unwrap();
     assert_eq!(kept().await, 0);
-    let (_lost, retried) = (fixture.insert(session.id, 0).await, fixture.insert(session.id, 1).await);
+    let (_lost, retried) =
+        (fixture.insert(session.id, 0).await, fixture.insert(session.id, 1).await);
     fixture.expire_worker(&worker).await;
     store.lease_sweep_any_tenant(100).await.unwrap();
     assert_eq!(kept().await, 1, "only the run that is retried keeps them");

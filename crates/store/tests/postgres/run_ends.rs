@@ -40,12 +40,21 @@ impl Held {
 
     async fn hand_back(&self, run: RunId) -> bool {
         let run = self.fixture.run_ref(run, self.session.id);
-        self.fixture.store.run_hand_back(run, 0, &self.worker.id, self.worker.incarnation).await.unwrap()
+        self.fixture
+            .store
+            .run_hand_back(run, 0, &self.worker.id, self.worker.incarnation)
+            .await
+            .unwrap()
     }
 
     async fn cancel(&self, run: RunId) {
         let cancellation = Cancellation::default();
-        self.fixture.store.run_cancel(&self.fixture.tenant, run, &cancellation).await.unwrap().unwrap();
+        self.fixture
+            .store
+            .run_cancel(&self.fixture.tenant, run, &cancellation)
+            .await
+            .unwrap()
+            .unwrap();
     }
 
     async fn close(&self) {
@@ -131,7 +140,9 @@ async fn queued_run_of_expired_session_has_its_end() {
     let session = held.fixture.session().await;
     let run = held.fixture.insert(session.id, 0).await;
     held.fixture
-        .execute("UPDATE sessions SET expires_at = now(), check_at = now() WHERE lease_worker IS NULL")
+        .execute(
+            "UPDATE sessions SET expires_at = now(), check_at = now() WHERE lease_worker IS NULL",
+        )
         .await;
     assert_eq!(held.fixture.store.session_expire_any_tenant(10).await.unwrap(), 1);
     held.fixture.store.run_end_queues_any_tenant(10).await.unwrap();
@@ -177,8 +188,10 @@ async fn abandoned_run_has_its_end() {
 #[tokio::test]
 async fn lost_run_has_its_end_and_retried_one_none() {
     let held = Held::new().await;
-    let (run, retried) =
-        (held.fixture.insert(held.session.id, 0).await, held.fixture.insert(held.session.id, 1).await);
+    let (run, retried) = (
+        held.fixture.insert(held.session.id, 0).await,
+        held.fixture.insert(held.session.id, 1).await,
+    );
     held.fixture.expire_worker(&held.worker).await;
     held.fixture.store.lease_sweep_any_tenant(10).await.unwrap();
     assert_eq!(held.fixture.run(retried).await.outcome(), None);
@@ -198,7 +211,11 @@ async fn run_lost_with_its_lease_has_its_end() {
 async fn run_of_suspended_tenant_has_its_end() {
     let held = Held::new().await;
     let run = held.queued().await;
-    held.fixture.store.tenant_suspend(&held.fixture.tenant, "unpaid", KeyId::generate()).await.unwrap();
+    held.fixture
+        .store
+        .tenant_suspend(&held.fixture.tenant, "unpaid", KeyId::generate())
+        .await
+        .unwrap();
     held.fixture.store.tenant_sweep_any_tenant(10).await.unwrap();
     held.fixture.store.tenant_sweep_any_tenant(10).await.unwrap();
     held.ended(run, "canceled", None).await;
@@ -213,7 +230,8 @@ async fn refused_end_leaves_the_run() {
         .execute("ALTER TABLE audit ADD CONSTRAINT full_disk CHECK (false) NOT VALID")
         .await
         .unwrap();
-    let canceled = held.fixture.store.run_cancel(&held.fixture.tenant, run, &Cancellation::default()).await;
+    let canceled =
+        held.fixture.store.run_cancel(&held.fixture.tenant, run, &Cancellation::default()).await;
     assert!(canceled.is_err(), "{canceled:?}");
     assert_eq!(held.fixture.run(run).await.outcome(), None);
     held.fixture.database.execute("ALTER TABLE audit DROP CONSTRAINT full_disk").await.unwrap();

@@ -14,8 +14,19 @@ fn of(fixture: &Fixture, scope: PolicyScope, name: &str) -> ScopeRef {
     ScopeRef { tenant: fixture.tenant.clone(), scope, name: name.to_owned() }
 }
 
-async fn set(store: &Store, of: &ScopeRef, policy: Option<&Policy>, expected: Option<i64>) -> ScopePolicySet {
-    let new = NewPolicyVersion { policy, expected, restored: None, reason: "a test", key: KeyId::generate() };
+async fn set(
+    store: &Store,
+    of: &ScopeRef,
+    policy: Option<&Policy>,
+    expected: Option<i64>,
+) -> ScopePolicySet {
+    let new = NewPolicyVersion {
+        policy,
+        expected,
+        restored: None,
+        reason: "a test",
+        key: KeyId::generate(),
+    };
     store.scope_policy_set(of, new).await.unwrap()
 }
 
@@ -23,7 +34,9 @@ async fn set(store: &Store, of: &ScopeRef, policy: Option<&Policy>, expected: Op
 async fn one_of_two_changes_of_a_version_wins() {
     let fixture = Fixture::new().await;
     let store = &fixture.store;
-    for scope in [of(&fixture, PolicyScope::Organisation, ""), of(&fixture, PolicyScope::Project, "web")] {
+    for scope in
+        [of(&fixture, PolicyScope::Organisation, ""), of(&fixture, PolicyScope::Project, "web")]
+    {
         let policy = Policy::default();
         let results = tokio::join!(
             set(store, &scope, Some(&policy), Some(0)),
@@ -31,7 +44,8 @@ async fn one_of_two_changes_of_a_version_wins() {
         );
         let results = [results.0, results.1];
         let won = results.iter().filter(|result| matches!(result, ScopePolicySet::Set(_))).count();
-        let lost = results.iter().filter(|result| matches!(result, ScopePolicySet::Changed(1))).count();
+        let lost =
+            results.iter().filter(|result| matches!(result, ScopePolicySet::Changed(1))).count();
         assert_eq!((won, lost), (1, 1), "{results:?}");
     }
     let mut nobody = of(&fixture, PolicyScope::Project, "web");
@@ -45,7 +59,9 @@ async fn last_versions_of_a_policy_are_kept() {
     let fixture = Fixture::new().await;
     let store = &fixture.store;
     let policy = Policy::default();
-    for scope in [of(&fixture, PolicyScope::Organisation, ""), of(&fixture, PolicyScope::User, "key")] {
+    for scope in
+        [of(&fixture, PolicyScope::Organisation, ""), of(&fixture, PolicyScope::User, "key")]
+    {
         for _ in 0..MAX_POLICY_VERSIONS + 2 {
             set(store, &scope, Some(&policy), None).await;
         }

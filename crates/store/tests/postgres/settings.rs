@@ -30,8 +30,7 @@ async fn insert(store: &Store, fixture: &Fixture, session: SessionId, spec: &Run
 /// Rows of settings, and runs that refer to one.
 async fn stored(fixture: &Fixture) -> (i64, i64) {
     let rows = fixture.scalar("SELECT count(*) FROM run_settings").await;
-    let refer =
-        "SELECT (SELECT count(settings_hash) FROM live_runs) + (SELECT count(settings_hash) FROM ended_runs)";
+    let refer = "SELECT (SELECT count(settings_hash) FROM live_runs) + (SELECT count(settings_hash) FROM ended_runs)";
     (rows, fixture.scalar(refer).await)
 }
 
@@ -70,7 +69,11 @@ async fn equal_settings_are_stored_once() {
         assert_eq!(assigned.spec, specs[number]);
     }
     for (id, spec) in runs.iter().zip(&specs) {
-        fixture.store.run_commit(fixture.names(*id, &lease), &lease.token, &exited(0)).await.unwrap();
+        fixture
+            .store
+            .run_commit(fixture.names(*id, &lease), &lease.token, &exited(0))
+            .await
+            .unwrap();
         assert_spec(&fixture, *id, spec).await;
     }
     assert_eq!(stored(&fixture).await, (1, 3));
@@ -86,13 +89,15 @@ async fn runs_end_with_their_settings() {
     for _ in 0..6 {
         runs.push(insert(&fixture.store, &fixture, session.id, &spec).await.id);
     }
-    // Each way to end a run without a result: cancel, abandon, queue timeout, lost worker, suspended
-    // tenant, close.
+    // Each way to end a run without a result: cancel, abandon, queue timeout, lost worker,
+    // suspended tenant, close.
     let lease = fixture.lease(&session, &worker).await.unwrap();
     fixture.store.run_cancel(&fixture.tenant, runs[0], &Default::default()).await.unwrap();
     fixture.store.run_begin(runs[1], &lease.token).await.unwrap().unwrap();
     fixture.store.run_abandon(fixture.run_ref(runs[1], session.id), &lease.token).await.unwrap();
-    fixture.execute(&format!("UPDATE live_runs SET queued_until = now() WHERE id = '{}'", runs[2])).await;
+    fixture
+        .execute(&format!("UPDATE live_runs SET queued_until = now() WHERE id = '{}'", runs[2]))
+        .await;
     assert_eq!(fixture.store.run_expire_queued_any_tenant(9).await.unwrap(), 1);
     fixture.store.run_begin(runs[3], &lease.token).await.unwrap().unwrap();
     fixture.expire_worker(&worker).await;
@@ -131,7 +136,9 @@ async fn other_content_under_same_hash_is_not_used() {
     }
     assert_eq!(stored(&fixture).await, (1, 1));
     // What a collision would look like, to a process that has not seen the settings yet.
-    fixture.execute("UPDATE run_settings SET settings = jsonb_set(settings, '{limits,pids}', '7777')").await;
+    fixture
+        .execute("UPDATE run_settings SET settings = jsonb_set(settings, '{limits,pids}', '7777')")
+        .await;
     let store = fixture.database.store().await.unwrap();
     for _ in 0..3 {
         let run = insert(&store, &fixture, session.id, &spec).await;
@@ -151,8 +158,9 @@ async fn tenants_with_equal_settings_see_only_their_runs() {
     for _ in 0..2 {
         last = Some(insert(&fixture.store, &fixture, session.id, &spec).await.id);
     }
-    let found =
-        async |tenant: &TenantId| fixture.store.run_get(tenant, last.unwrap()).await.unwrap().is_some();
+    let found = async |tenant: &TenantId| {
+        fixture.store.run_get(tenant, last.unwrap()).await.unwrap().is_some()
+    };
     assert!(found(&fixture.tenant).await);
     assert!(!found(&fixture.other).await);
     fixture.end().await;
@@ -183,7 +191,8 @@ async fn insert_notices_missing_and_old_settings() {
         assert!(matches!(&again, RunAdmission::Existing(run) if run.spec == spec), "{again:?}");
         // The next run stores them again, for all that refer to them.
         insert(&fixture.store, &fixture, session.id, &spec).await;
-        let fresh = "SELECT count(*) FROM run_settings WHERE used_day >= (now() AT TIME ZONE 'UTC')::date";
+        let fresh =
+            "SELECT count(*) FROM run_settings WHERE used_day >= (now() AT TIME ZONE 'UTC')::date";
         assert_eq!(fixture.scalar(fresh).await, 1);
         let refer = "SELECT count(*) FROM runs WHERE spec ->> 'mode' IS NULL";
         assert_eq!(fixture.scalar(refer).await, 0, "{change}");
@@ -230,8 +239,8 @@ async fn settings_outlive_runs_that_refer_to_them() {
     let today = "(now() AT TIME ZONE 'UTC')::date";
     fixture.execute(&format!("UPDATE run_settings SET used_day = {today} - 3; DELETE FROM live_runs WHERE settings_hash IS NULL")).await;
     let purge = async || fixture.store.settings_purge_any_tenant(100).await.unwrap();
-    // A live run and one without a partition, both from before every partition, a run that is gone, and
-    // settings that may be in use.
+    // A live run and one without a partition, both from before every partition, a run that is gone,
+    // and settings that may be in use.
     fixture
         .execute(&format!(
             "CREATE TEMP TABLE pids AS SELECT hash, settings #>> '{{limits,pids}}' AS pids FROM run_settings;
@@ -247,7 +256,9 @@ async fn settings_outlive_runs_that_refer_to_them() {
     assert_eq!(fixture.scalar("SELECT count(*) FROM ended_runs_default").await, 1);
     assert_eq!(purge().await, 1);
     assert_eq!(
-        fixture.scalar("SELECT count(*) FROM run_settings WHERE settings #>> '{limits,pids}' = '3'").await,
+        fixture
+            .scalar("SELECT count(*) FROM run_settings WHERE settings #>> '{limits,pids}' = '3'")
+            .await,
         0
     );
     fixture.execute("DELETE FROM live_runs; DELETE FROM ended_runs_default").await;

@@ -8,8 +8,11 @@ use codelia_types::{KeyId, ToolId};
 use crate::harness::Fixture;
 
 fn declaration(level: Option<IsolationLevel>) -> ToolDeclaration {
-    let mut declaration =
-        ToolDeclaration { owner: "me".into(), executables: vec!["sh".into()], ..ToolDeclaration::default() };
+    let mut declaration = ToolDeclaration {
+        owner: "me".into(),
+        executables: vec!["sh".into()],
+        ..ToolDeclaration::default()
+    };
     declaration.policy.isolation_level = level;
     declaration
 }
@@ -47,11 +50,16 @@ async fn changed_declaration_needs_expected_version_and_new_approval() {
     assert_eq!((created.version, created.is_approved()), (1, false));
     assert_eq!(fixture.register_tool(&id, LEVEL_0, Some(0)).await, Err(ToolNotChanged::Version(1)));
     let before = fixture.tools_version().await;
-    assert_eq!(fixture.register_tool(&id, LEVEL_0, None).await.unwrap().version, 1, "nothing changed");
+    assert_eq!(
+        fixture.register_tool(&id, LEVEL_0, None).await.unwrap().version,
+        1,
+        "nothing changed"
+    );
     assert_eq!(fixture.tools_version().await, before);
 
-    let approve =
-        |version, level| fixture.store.tool_approve(fixture.change(&id), (version, level), "checked");
+    let approve = |version, level| {
+        fixture.store.tool_approve(fixture.change(&id), (version, level), "checked")
+    };
     let wrong = approve(1, IsolationLevel::Process).await.unwrap();
     assert_eq!(wrong, Err(ToolNotChanged::Level(IsolationLevel::None)));
     assert_eq!(approve(2, IsolationLevel::None).await.unwrap(), Err(ToolNotChanged::Version(1)));
@@ -63,8 +71,13 @@ async fn changed_declaration_needs_expected_version_and_new_approval() {
 
     let mut changed = declaration(LEVEL_0);
     changed.executables.push("bash".into());
-    let changed = fixture.store.tool_register(fixture.change(&id), &changed, Some(1)).await.unwrap().unwrap();
-    assert_eq!((changed.version, changed.is_approved()), (2, false), "an approval is for one version");
+    let changed =
+        fixture.store.tool_register(fixture.change(&id), &changed, Some(1)).await.unwrap().unwrap();
+    assert_eq!(
+        (changed.version, changed.is_approved()),
+        (2, false),
+        "an approval is for one version"
+    );
     assert_eq!(fixture.events_of(EventKind::ToolRegistered).await, 2);
     assert_eq!(fixture.events_of(EventKind::ToolLevelApproved).await, 3);
     fixture.end().await;

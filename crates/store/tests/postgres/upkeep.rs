@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use codelia_store::{
-    AuditFilter, EventKind, Retention, SessionEndReason, SessionFilter, SessionRef, SessionState, Store,
-    Upkeep,
+    AuditFilter, EventKind, Retention, SessionEndReason, SessionFilter, SessionRef, SessionState,
+    Store, Upkeep,
 };
 use codelia_tests::eventually;
 use codelia_types::SessionId;
@@ -53,7 +53,10 @@ async fn dead_owner_is_replaced() {
     // The event to wait for is a time: the end of the claim.
     tokio::time::sleep(wait).await;
     assert!(successor.pass().await.unwrap().0.is_owner);
-    assert!(!dead.pass().await.unwrap().0.is_owner, "an owner that was replaced knows it at its next pass");
+    assert!(
+        !dead.pass().await.unwrap().0.is_owner,
+        "an owner that was replaced knows it at its next pass"
+    );
     second.close().await;
     fixture.end().await;
 }
@@ -73,7 +76,8 @@ async fn claim_from_before_clock_was_set_back_is_free() {
     fixture.end().await;
 }
 
-/// The clock was ahead when the session was found expired, and so was the time of the next look at it.
+/// The clock was ahead when the session was found expired, and so was the time of the next look at
+/// it.
 #[tokio::test]
 async fn expired_session_ends_although_clock_was_set_back() {
     let fixture = Fixture::new().await;
@@ -118,7 +122,13 @@ async fn ended_run(fixture: &Fixture, worker: &Registered, session: SessionId, e
 }
 
 async fn end_reason(fixture: &Fixture, id: SessionId) -> Option<SessionEndReason> {
-    fixture.store.session_get(&fixture.tenant, &SessionRef::Id(id)).await.unwrap().unwrap().end_reason
+    fixture
+        .store
+        .session_get(&fixture.tenant, &SessionRef::Id(id))
+        .await
+        .unwrap()
+        .unwrap()
+        .end_reason
 }
 
 #[tokio::test]
@@ -132,8 +142,9 @@ async fn idle_time_counts_from_last_end() {
     assert_eq!(end_reason(&fixture, recent).await, None);
     assert_eq!(end_reason(&fixture, old).await, Some(SessionEndReason::Idle));
     // The session is looked at again when an hour has passed since the end of its run.
-    let query =
-        format!("SELECT extract(epoch FROM check_at - now())::bigint FROM sessions WHERE id = '{recent}'");
+    let query = format!(
+        "SELECT extract(epoch FROM check_at - now())::bigint FROM sessions WHERE id = '{recent}'"
+    );
     assert!((1..=60).contains(&fixture.scalar(&query).await));
     fixture.end().await;
 }
@@ -171,8 +182,8 @@ async fn session_of_earlier_version_gets_its_idle_time() {
         .await;
     assert_eq!(fixture.store.session_expire_any_tenant(10).await.unwrap(), 0);
     assert_eq!(end_reason(&fixture, session).await, None);
-    let waiting =
-        fixture.scalar("SELECT count(*) FROM sessions WHERE check_at > now() AND checked_at <= now()");
+    let waiting = fixture
+        .scalar("SELECT count(*) FROM sessions WHERE check_at > now() AND checked_at <= now()");
     assert_eq!(waiting.await, 1);
     fixture.end().await;
 }
@@ -181,9 +192,15 @@ async fn session_of_earlier_version_gets_its_idle_time() {
 async fn changed_session_is_looked_at_again() {
     let fixture = Fixture::new().await;
     let session = fixture.session_with(24 * LONG, None).await;
-    let change =
-        codelia_store::SessionChange { idle_ttl: Some(Some(Duration::from_micros(1))), ..Default::default() };
-    fixture.store.session_update(&fixture.tenant, &SessionRef::Id(session.id), &change).await.unwrap();
+    let change = codelia_store::SessionChange {
+        idle_ttl: Some(Some(Duration::from_micros(1))),
+        ..Default::default()
+    };
+    fixture
+        .store
+        .session_update(&fixture.tenant, &SessionRef::Id(session.id), &change)
+        .await
+        .unwrap();
     assert_eq!(fixture.store.session_expire_any_tenant(10).await.unwrap(), 1);
     assert_eq!(end_reason(&fixture, session.id).await, Some(SessionEndReason::Idle));
     fixture.end().await;
@@ -193,8 +210,10 @@ async fn changed_session_is_looked_at_again() {
 pub(crate) async fn rows_read(fixture: &Fixture, work: impl AsyncFn(&Store)) -> i64 {
     // A connection reports what it read when it ends.
     let ended = async |stores| {
-        eventually("connections end", async || (fixture.connections().await == (stores, 0)).then_some(()))
-            .await;
+        eventually("connections end", async || {
+            (fixture.connections().await == (stores, 0)).then_some(())
+        })
+        .await;
         fixture.read_counter().await
     };
     let (stores, _) = fixture.connections().await;
@@ -234,13 +253,22 @@ async fn many_rows(fixture: &Fixture) {
 async fn pages_and_sweeps_read_few_rows() {
     let fixture = Fixture::new().await;
     many_rows(&fixture).await;
-    let deep =
-        SessionId(fixture.uuid(&format!("SELECT id_at(now() - {MANY} * interval '0.9 seconds')")).await);
+    let deep = SessionId(
+        fixture.uuid(&format!("SELECT id_at(now() - {MANY} * interval '0.9 seconds')")).await,
+    );
     let label = |name: &str| [(name.to_owned(), "yes".to_owned())].into();
     let filters = [
         SessionFilter { before: Some(deep), ..SessionFilter::default() },
-        SessionFilter { state: Some(SessionState::Open), before: Some(deep), ..SessionFilter::default() },
-        SessionFilter { state: Some(SessionState::Ended), before: Some(deep), ..SessionFilter::default() },
+        SessionFilter {
+            state: Some(SessionState::Open),
+            before: Some(deep),
+            ..SessionFilter::default()
+        },
+        SessionFilter {
+            state: Some(SessionState::Ended),
+            before: Some(deep),
+            ..SessionFilter::default()
+        },
         SessionFilter { labels: label("half"), before: Some(deep), ..SessionFilter::default() },
         SessionFilter { labels: label("few"), ..SessionFilter::default() },
     ];
@@ -302,8 +330,11 @@ async fn run_and_session_purge_read_what_they_delete() {
 async fn workers_gone_for_a_day_are_forgotten() {
     let fixture = Fixture::new().await;
     let session = fixture.session().await;
-    let (holds, gone, recent) =
-        (fixture.worker("holds").await, fixture.worker("gone").await, fixture.worker("recent").await);
+    let (holds, gone, recent) = (
+        fixture.worker("holds").await,
+        fixture.worker("gone").await,
+        fixture.worker("recent").await,
+    );
     fixture.worker("alive").await;
     fixture.lease(&session, &holds).await.unwrap();
     for worker in [&holds, &gone, &recent] {
@@ -345,7 +376,11 @@ impl Fixture {
         T: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres> + Send + Unpin,
     {
         let mut connection = self.database.connection().await.unwrap();
-        sqlx::query(sqlx::AssertSqlSafe(query.to_owned())).fetch_one(&mut connection).await.unwrap().get(0)
+        sqlx::query(sqlx::AssertSqlSafe(query.to_owned()))
+            .fetch_one(&mut connection)
+            .await
+            .unwrap()
+            .get(0)
     }
 
     /// Connections of stores, and others except the one that asks.

@@ -22,14 +22,19 @@ const OWN_CHILD: &str = "worker";
 /// Finds the nearest cgroup, from `own` up to the mount point, whose children can have these
 /// controllers. If this process is alone in its own cgroup, it moves into a child of it first.
 /// Returns `own` if there is none; using it then fails with the reason.
-pub(super) fn choose_parent(mount_point: &Path, own: PathBuf, controllers: &[Controller]) -> PathBuf {
+pub(super) fn choose_parent(
+    mount_point: &Path,
+    own: PathBuf,
+    controllers: &[Controller],
+) -> PathBuf {
     let own = match own.parent() {
         Some(parent) if own.file_name() == own_child_name().as_deref().map(AsRef::as_ref) => {
             parent.to_owned()
         }
         _ => own,
     };
-    let is_usable = |dir: &&Path| can_create_children(dir) && enable_controllers(dir, controllers).is_ok();
+    let is_usable =
+        |dir: &&Path| can_create_children(dir) && enable_controllers(dir, controllers).is_ok();
     if is_usable(&own.as_path()) || move_into_child(&own, controllers).is_ok() {
         return own;
     }
@@ -88,7 +93,8 @@ fn move_into_child(dir: &Path, controllers: &[Controller]) -> Result<(), Error> 
     let result = enter(&child).and_then(|()| enable_controllers(dir, controllers));
     if result.is_err() {
         // Best effort: return the first error, not one of this cleanup.
-        let _ = enter(dir).and_then(|()| fs::remove_dir(&child).map_err(Error::io("remove cgroup", &child)));
+        let _ = enter(dir)
+            .and_then(|()| fs::remove_dir(&child).map_err(Error::io("remove cgroup", &child)));
     }
     result
 }

@@ -71,7 +71,11 @@ impl Group {
     ///
     /// # Errors
     /// The limits cannot be set.
-    pub fn limit_device(&mut self, hierarchy: &Hierarchy, limits: Option<DeviceLimits>) -> Result<(), Error> {
+    pub fn limit_device(
+        &mut self,
+        hierarchy: &Hierarchy,
+        limits: Option<DeviceLimits>,
+    ) -> Result<(), Error> {
         let group = self.add_controller(hierarchy, Controller::Io)?;
         let Some(limits) = limits else { return Ok(()) };
         let Device { major, minor } = limits.device;
@@ -84,7 +88,9 @@ impl Group {
         for (file_v1, key_v2, rate) in rates {
             match (rate, group.version) {
                 (None, _) => {}
-                (Some(rate), Version::V1) => group.write(file_v1, format!("{major}:{minor} {rate}"))?,
+                (Some(rate), Version::V1) => {
+                    group.write(file_v1, format!("{major}:{minor} {rate}"))?
+                }
                 (Some(rate), Version::V2) => {
                     group.write("io.max", format!("{major}:{minor} {key_v2}={rate}"))?
                 }

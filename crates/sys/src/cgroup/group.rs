@@ -111,7 +111,12 @@ impl Group {
         Ok(Self { memory: Some(memory), pids: Some(pids), cpuacct: Some(cpuacct), ..group })
     }
 
-    fn create_dirs(&mut self, hierarchy: &Hierarchy, name: &str, limits: Limits) -> Result<(), Error> {
+    fn create_dirs(
+        &mut self,
+        hierarchy: &Hierarchy,
+        name: &str,
+        limits: Limits,
+    ) -> Result<(), Error> {
         if let Some(bytes) = limits.memory_bytes {
             let dir = self.add_dir(hierarchy, Controller::Memory, name)?;
             dir.limit_memory(bytes)?;
@@ -122,8 +127,8 @@ impl Group {
             dir.limit_pids(max)?;
             self.pids = Some(dir);
         }
-        // A reader of an ended cgroup fails because the other directories are gone. A directory of the
-        // pool has an old quota, which this limit replaces.
+        // A reader of an ended cgroup fails because the other directories are gone. A directory of
+        // the pool has an old quota, which this limit replaces.
         let is_poolable = self.memory.is_some()
             && self.pids.is_some()
             && limits.cpu_millicores.is_some_and(|millis| !has_own_period(millis));
@@ -145,11 +150,13 @@ impl Group {
         name: &str,
     ) -> Result<GroupDir, Error> {
         let parent = hierarchy.parent(controller)?;
-        if let Some(dir) = self.all_dirs().find(|dir| dir.path.parent() == Some(parent.dir.as_path())) {
+        if let Some(dir) =
+            self.all_dirs().find(|dir| dir.path.parent() == Some(parent.dir.as_path()))
+        {
             return Ok(dir.clone());
         }
-        let is_pooled =
-            parent.version == Version::V1 && matches!(controller, Controller::Cpu | Controller::Cpuacct);
+        let is_pooled = parent.version == Version::V1
+            && matches!(controller, Controller::Cpu | Controller::Cpuacct);
         let pool = self.pool.as_ref().filter(|_| is_pooled);
         if let Some(dir) = pool.and_then(|pool| pool.take(&parent.dir)) {
             self.pooled.push(dir.clone());
@@ -178,7 +185,8 @@ impl Group {
         hierarchy: &Hierarchy,
         controller: Controller,
     ) -> Result<GroupDir, Error> {
-        let no_group = || Error::new("find the cgroup to extend with", controller.as_str(), Errno::NODEV);
+        let no_group =
+            || Error::new("find the cgroup to extend with", controller.as_str(), Errno::NODEV);
         let name = self.dirs.first().and_then(|dir| dir.path.file_name()).ok_or_else(no_group)?;
         let name = name.to_string_lossy().into_owned();
         hierarchy.parent(controller)?.create(controller)?;
@@ -197,8 +205,9 @@ impl Group {
         self.pids.as_ref().map_or(Ok(()), |dir| dir.limit_pids(max))
     }
 
-    /// Limits the buffers of sockets that are opened from now on, where they do not count as memory.
-    /// The kernel exceeds this limit a little for each connection: see [`Group::sockets_exceed`].
+    /// Limits the buffers of sockets that are opened from now on, where they do not count as
+    /// memory. The kernel exceeds this limit a little for each connection: see
+    /// [`Group::sockets_exceed`].
     ///
     /// # Errors
     /// The limit cannot be set.
@@ -255,8 +264,18 @@ impl Group {
                 Err(error) if error.errno == Errno::NOENT => None,
                 result => result?,
             },
-            oom_kills: self.memory.as_ref().map(GroupDir::oom_kills).transpose()?.unwrap_or_default(),
-            pids_refused: self.pids.as_ref().map(GroupDir::pids_refused).transpose()?.unwrap_or_default(),
+            oom_kills: self
+                .memory
+                .as_ref()
+                .map(GroupDir::oom_kills)
+                .transpose()?
+                .unwrap_or_default(),
+            pids_refused: self
+                .pids
+                .as_ref()
+                .map(GroupDir::pids_refused)
+                .transpose()?
+                .unwrap_or_default(),
             peak_pids: own_pids.and_then(|dir| dir.peak_pids().ok()),
             io_bytes: self.io.as_ref().and_then(|dir| dir.io_bytes().ok()),
         })
@@ -266,7 +285,12 @@ impl Group {
     #[must_use]
     pub fn reader(&self) -> GroupReader {
         let Self { memory, pids, cpuacct, io, .. } = self;
-        GroupReader { memory: memory.clone(), pids: pids.clone(), cpuacct: cpuacct.clone(), io: io.clone() }
+        GroupReader {
+            memory: memory.clone(),
+            pids: pids.clone(),
+            cpuacct: cpuacct.clone(),
+            io: io.clone(),
+        }
     }
 
     /// The CPU time used so far; `None` if it is not counted.
@@ -294,7 +318,9 @@ impl Group {
         let Some(dir) = self.dirs.first() else { return Ok(Vec::new()) };
         match dir.read("cgroup.procs") {
             Ok(text) => Ok(process::parse_pids(&text).collect()),
-            Err(error) if error.errno == Errno::NODEV || error.errno == Errno::NOENT => Ok(Vec::new()),
+            Err(error) if error.errno == Errno::NODEV || error.errno == Errno::NOENT => {
+                Ok(Vec::new())
+            }
             Err(error) => Err(error),
         }
     }
@@ -349,13 +375,14 @@ impl Group {
             }
         }
         for pid in self.processes()?.into_iter().filter(|pid| Some(*pid) != spared) {
-            process::kill(pid).map_err(|errno| Error::new("kill process", pid.to_string(), errno))?;
+            process::kill(pid)
+                .map_err(|errno| Error::new("kill process", pid.to_string(), errno))?;
         }
         Ok(())
     }
 
-    /// Removes the directories, or keeps empty ones for the next cgroups. May be called again to retry
-    /// those that could not be removed.
+    /// Removes the directories, or keeps empty ones for the next cgroups. May be called again to
+    /// retry those that could not be removed.
     ///
     /// # Errors
     /// The first directory that could not be removed: `EBUSY` while a process is in it.
@@ -420,8 +447,10 @@ mod tests {
 
     /// A version 2 cgroup without limits, if this host allows one.
     fn v2_group() -> Option<Group> {
-        let root =
-            V2_MOUNT_POINTS.into_iter().map(Path::new).find(|dir| dir.join("cgroup.procs").exists())?;
+        let root = V2_MOUNT_POINTS
+            .into_iter()
+            .map(Path::new)
+            .find(|dir| dir.join("cgroup.procs").exists())?;
         let mut group = Group::default();
         let name = format!("codelia-test-{}", std::process::id());
         group.create_dirs(&Hierarchy::cpuacct_in(root), &name, Limits::default()).ok()?;
@@ -430,9 +459,10 @@ mod tests {
 
     #[test]
     fn low_priority_is_an_eighth_of_the_default() {
-        for (version, names) in
-            [(Version::V1, ["cpu.shares", "cpu.cfs_quota_us"]), (Version::V2, ["cpu.weight", "cpu.max"])]
-        {
+        for (version, names) in [
+            (Version::V1, ["cpu.shares", "cpu.cfs_quota_us"]),
+            (Version::V2, ["cpu.weight", "cpu.max"]),
+        ] {
             let temp = tempfile::tempdir().unwrap();
             names.iter().for_each(|name| fs::write(temp.path().join(name), "").unwrap());
             let dir = GroupDir { path: temp.path().to_owned(), version };

@@ -73,13 +73,15 @@ impl GroupDir {
     /// memory.
     pub(super) fn sockets_exceed(&self, memory_bytes: u64) -> Result<Option<bool>, Error> {
         match self.version {
-            Version::V1 => Ok(Some(self.read_number(SOCKET_USAGE)? > memory_bytes / MAX_SOCKET_SHARE)),
+            Version::V1 => {
+                Ok(Some(self.read_number(SOCKET_USAGE)? > memory_bytes / MAX_SOCKET_SHARE))
+            }
             Version::V2 => Ok(None),
         }
     }
 
-    /// Counts the buffers of sockets in version 1 without a limit. While one cgroup counts them, the
-    /// next ones start faster: the first one changes the kernel's code.
+    /// Counts the buffers of sockets in version 1 without a limit. While one cgroup counts them,
+    /// the next ones start faster: the first one changes the kernel's code.
     pub(super) fn count_sockets(&self) -> Result<(), Error> {
         self.write(SOCKET_LIMIT, -1)
     }
@@ -210,7 +212,8 @@ impl GroupDir {
     pub(super) fn write(&self, name: &str, value: impl ToString) -> Result<(), Error> {
         let path = self.path.join(name);
         let mut file = File::options().write(true).open(&path).map_err(Error::io("open", &path))?;
-        std::io::Write::write_all(&mut file, value.to_string().as_bytes()).map_err(Error::io("write", path))
+        std::io::Write::write_all(&mut file, value.to_string().as_bytes())
+            .map_err(Error::io("write", path))
     }
 
     pub(super) fn read(&self, name: &str) -> Result<String, Error> {
@@ -272,7 +275,10 @@ mod tests {
         group.limit_memory(4096).unwrap();
         group.limit_cpu(1500).unwrap();
         group.limit_pids(7).unwrap();
-        assert_eq!(names.map(|name| group.read(name).unwrap()), ["4096", "0", "150000 100000", "7"]);
+        assert_eq!(
+            names.map(|name| group.read(name).unwrap()),
+            ["4096", "0", "150000 100000", "7"]
+        );
     }
 
     #[test]

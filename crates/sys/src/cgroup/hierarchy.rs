@@ -72,8 +72,10 @@ impl Hierarchy {
             let cpu_idle = config.cpu_idle && controller == Controller::Cpu;
             Some(ParentGroup { dir, version: Version::V1, cpu_idle })
         };
-        let missing_in_v1: Vec<_> =
-            Controller::LIMITING.into_iter().filter(|&controller| in_v1(controller).is_none()).collect();
+        let missing_in_v1: Vec<_> = Controller::LIMITING
+            .into_iter()
+            .filter(|&controller| in_v1(controller).is_none())
+            .collect();
         let v2_dir = find_v2_dir(&mounts, &own, named, &missing_in_v1);
         let parent_name = owned_name(PARENT_NAME)?;
         let parent = |controller| {
@@ -128,10 +130,9 @@ impl Hierarchy {
         self.pool.close();
         for controller in Controller::ALL {
             if let Ok(parent) = self.parent(controller)
-                && parent
-                    .dir
-                    .file_name()
-                    .is_some_and(|name| owned_name(PARENT_NAME).is_ok_and(|own| name == own.as_str()))
+                && parent.dir.file_name().is_some_and(|name| {
+                    owned_name(PARENT_NAME).is_ok_and(|own| name == own.as_str())
+                })
             {
                 let _ = fs::remove_dir(&parent.dir);
             }
@@ -192,7 +193,12 @@ impl ParentGroup {
 }
 
 /// The one directory in version 2, where all controllers share a hierarchy.
-fn find_v2_dir(mounts: &str, own: &str, named: Option<&Path>, needed: &[Controller]) -> Option<PathBuf> {
+fn find_v2_dir(
+    mounts: &str,
+    own: &str,
+    named: Option<&Path>,
+    needed: &[Controller],
+) -> Option<PathBuf> {
     let mount = find_mount(Version::V2, Controller::Cpuacct, mounts)?;
     let dir = group_path(Version::V2, Controller::Cpuacct, mounts, own, named)?;
     Some(if named.is_some() || needed.is_empty() {
@@ -329,7 +335,13 @@ mod tests {
 
     #[test]
     fn named_parent_replaces_the_own_cgroup() {
-        assert_eq!(v1_path(Controller::Cpu, Some("/a/b")), Some("/sys/fs/cgroup/cpu,cpuacct/a/b".into()));
-        assert_eq!(v1_path(Controller::Cpu, Some("a")), Some("/sys/fs/cgroup/cpu,cpuacct/a".into()));
+        assert_eq!(
+            v1_path(Controller::Cpu, Some("/a/b")),
+            Some("/sys/fs/cgroup/cpu,cpuacct/a/b".into())
+        );
+        assert_eq!(
+            v1_path(Controller::Cpu, Some("a")),
+            Some("/sys/fs/cgroup/cpu,cpuacct/a".into())
+        );
     }
 }

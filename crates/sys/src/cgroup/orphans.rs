@@ -37,8 +37,10 @@ impl Hierarchy {
 
 /// Removes a cgroup and its children. Returns how many were removed.
 fn remove_tree(group: &Path) -> usize {
-    let children = fs::read_dir(group).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir());
-    let removed = children.map(|entry| usize::from(fs::remove_dir(entry.path()).is_ok())).sum::<usize>();
+    let children =
+        fs::read_dir(group).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir());
+    let removed =
+        children.map(|entry| usize::from(fs::remove_dir(entry.path()).is_ok())).sum::<usize>();
     removed + usize::from(fs::remove_dir(group).is_ok())
 }
 

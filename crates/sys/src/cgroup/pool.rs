@@ -1,8 +1,9 @@
-//! Empty version 1 cgroups that wait for the next sandbox: resetting them costs less than creating and
-//! removing them, which also keeps kernel threads busy.
+//! Empty version 1 cgroups that wait for the next sandbox: resetting them costs less than creating
+//! and removing them, which also keeps kernel threads busy.
 //!
-//! Only `cpu` and `cpuacct` can be reset completely. In `memory`, cached files and kernel objects of the
-//! former processes stay charged, and dropping them takes milliseconds; `pids.peak` cannot be reset.
+//! Only `cpu` and `cpuacct` can be reset completely. In `memory`, cached files and kernel objects
+//! of the former processes stay charged, and dropping them takes milliseconds; `pids.peak` cannot
+//! be reset.
 
 use std::{
     fs,

@@ -24,8 +24,8 @@ pub struct CurrentUsage {
     pub io_bytes: Option<(u64, u64)>,
 }
 
-/// Reads what the processes of a cgroup use, from any thread. Does not keep the cgroup: reading fails
-/// once it is removed.
+/// Reads what the processes of a cgroup use, from any thread. Does not keep the cgroup: reading
+/// fails once it is removed.
 #[derive(Debug, Clone)]
 pub struct GroupReader {
     pub(super) memory: Option<GroupDir>,

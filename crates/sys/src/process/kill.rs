@@ -61,8 +61,8 @@ impl PidFd {
     /// As `open(2)` and `read(2)`.
     pub fn pid(&self) -> Result<Option<Pid>, Errno> {
         let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
-        let text =
-            fs::read_to_string(path).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let text = fs::read_to_string(path)
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let line = text.lines().find_map(|line| line.strip_prefix("Pid:")).ok_or(Errno::BADF)?;
         // A process that has ended has -1, one of another namespace 0.
         Ok(line.trim().parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw))
@@ -149,7 +149,9 @@ pub(crate) fn parse_pids(text: &str) -> impl Iterator<Item = Pid> {
 pub fn is_alive(pid: Pid) -> bool {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"));
     // The state follows the name in parentheses, which may contain any character.
-    stat.is_ok_and(|text| !text.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])))
+    stat.is_ok_and(|text| {
+        !text.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X']))
+    })
 }
 
 #[cfg(test)]
@@ -168,8 +170,11 @@ mod tests {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(shell.stdout.as_mut().unwrap()), &mut line)
-            .unwrap();
+        std::io::BufRead::read_line(
+            &mut std::io::BufReader::new(shell.stdout.as_mut().unwrap()),
+            &mut line,
+        )
+        .unwrap();
         let sleeper = parse_pids(&line).next().unwrap();
         let top = Pid::from_child(&shell);
 

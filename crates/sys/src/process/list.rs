@@ -38,14 +38,15 @@ pub struct ListedProcess {
     pub command: String,
 }
 
-/// Describes processes, by id, without the first one: the process whose parent is none of them. Those
-/// that have ended are left out.
+/// Describes processes, by id, without the first one: the process whose parent is none of them.
+/// Those that have ended are left out.
 #[must_use]
 pub fn list(pids: &[Pid]) -> Vec<ListedProcess> {
     let read: HashMap<u64, (u64, ListedProcess)> =
         pids.iter().filter_map(|&pid| Some((host_id(pid), describe(pid)?))).collect();
     let is_listed = |id: &u64| read.contains_key(id);
-    let inside = |id: &u64| read.get(id).filter(|(parent, _)| is_listed(parent)).map(|(_, found)| found.pid);
+    let inside =
+        |id: &u64| read.get(id).filter(|(parent, _)| is_listed(parent)).map(|(_, found)| found.pid);
     let mut listed: Vec<_> = read
         .values()
         .filter(|(parent, _)| is_listed(parent))
@@ -67,8 +68,9 @@ fn describe(pid: Pid) -> Option<(u64, ListedProcess)> {
     let path = |file: &str| format!("/proc/{pid}/{file}");
     let status = String::from_utf8_lossy(&fs::read(path("status")).ok()?).into_owned();
     let stat = String::from_utf8_lossy(&fs::read(path("stat")).ok()?).into_owned();
-    let value =
-        |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+    let value = |name: &str| {
+        status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim()
+    };
     let mut command = Vec::new();
     File::open(path("cmdline")).ok()?.take(MAX_COMMAND).read_to_end(&mut command).ok()?;
     let command = String::from_utf8_lossy(&command).replace('\0', " ").trim().to_owned();
@@ -100,14 +102,16 @@ mod tests {
     #[test]
     fn processes_are_listed_without_the_first() {
         let script = "sleep 1000 & exec -a 'two  words' sleep 1001 & echo ready; wait";
-        let mut shell = Command::new("bash").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut shell =
+            Command::new("bash").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
         BufReader::new(shell.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
         let root = Pid::from_child(&shell);
         let below = descendants(root).unwrap();
         let pids: Vec<_> = below.iter().copied().chain([root]).collect();
         // A child may not have executed its program yet; while it does, it has no command line.
-        let has_executed =
-            |process: &ListedProcess| !process.command.is_empty() && !process.command.starts_with("bash");
+        let has_executed = |process: &ListedProcess| {
+            !process.command.is_empty() && !process.command.starts_with("bash")
+        };
         let listed = loop {
             let listed = list(&pids);
             if listed.iter().all(has_executed) {
@@ -117,7 +121,10 @@ mod tests {
         let mut commands: Vec<_> = listed.iter().map(|process| process.command.as_str()).collect();
         commands.sort_unstable();
         assert_eq!(commands, ["sleep 1000", "two  words 1001"]);
-        assert!(listed.iter().all(|process| process.parent_pid == 0 && process.threads == 1), "{listed:?}");
+        assert!(
+            listed.iter().all(|process| process.parent_pid == 0 && process.threads == 1),
+            "{listed:?}"
+        );
         assert_eq!(list(&below), [], "without their parent both are the first");
         below.into_iter().for_each(|pid| kill(pid).unwrap());
         shell.wait().unwrap();

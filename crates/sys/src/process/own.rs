@@ -51,7 +51,8 @@ pub fn thread_cpu_time() -> Duration {
 /// As `sched_getaffinity(2)`.
 pub fn allowed_cpus() -> Result<Vec<u32>, Error> {
     let set = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0));
-    let set = set.map_err(|errno| Error::new("list the CPUs of", "this process", from_nix(errno)))?;
+    let set =
+        set.map_err(|errno| Error::new("list the CPUs of", "this process", from_nix(errno)))?;
     let is_set = |number: &u32| set.is_set(*number as usize).unwrap_or(false);
     Ok((0..u32::try_from(nix::sched::CpuSet::count()).unwrap_or_default()).filter(is_set).collect())
 }
@@ -112,8 +113,9 @@ fn working_directory() -> Result<PathBuf, Errno> {
 pub fn change_user(uid: u32, gid: u32) -> Result<(), Errno> {
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     // Unlike the system calls, the functions of the C library change every thread.
-    let changed =
-        setgroups(&[]).and_then(|()| setresgid(gid, gid, gid)).and_then(|()| setresuid(uid, uid, uid));
+    let changed = setgroups(&[])
+        .and_then(|()| setresgid(gid, gid, gid))
+        .and_then(|()| setresuid(uid, uid, uid));
     changed.map_err(|errno| Errno::from_raw_os_error(errno as i32))
 }
 
@@ -125,7 +127,8 @@ pub fn set_not_dumpable() -> Result<(), Errno> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
 }
 
-/// Lets this process write its own files in `/proc` again, such as the id maps of a new user namespace.
+/// Lets this process write its own files in `/proc` again, such as the id maps of a new user
+/// namespace.
 ///
 /// # Errors
 /// As `prctl(PR_SET_DUMPABLE)`.

@@ -30,8 +30,13 @@ impl Place {
             *link = fs::read_link(format!("/proc/{pid}/ns/{kind}"))?;
         }
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-        // Last: the kernel moves a process that exits to the root groups, after it has set the flag.
-        if is_exiting(pid)? { Err(io::ErrorKind::NotFound.into()) } else { Ok(Self { namespaces, groups }) }
+        // Last: the kernel moves a process that exits to the root groups, after it has set the
+        // flag.
+        if is_exiting(pid)? {
+            Err(io::ErrorKind::NotFound.into())
+        } else {
+            Ok(Self { namespaces, groups })
+        }
     }
 
     /// What of this place is not the same as in `expected`; `None` if all is.
@@ -49,8 +54,11 @@ impl Place {
 /// Whether a process exits, or waits to be reaped.
 fn is_exiting(pid: Pid) -> io::Result<bool> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // Behind the name in parentheses, which may contain any character: the state, and sixth from there the flags.
-    let flags = stat.rsplit_once(") ").and_then(|(_, fields)| fields.split(' ').nth(6)?.parse::<u32>().ok());
+    // Behind the name in parentheses, which may contain any character: the state, and sixth from
+    // there the flags.
+    let flags = stat
+        .rsplit_once(") ")
+        .and_then(|(_, fields)| fields.split(' ').nth(6)?.parse::<u32>().ok());
     Ok(flags.ok_or(io::ErrorKind::InvalidData)? & PF_EXITING != 0)
 }
 
@@ -96,7 +104,8 @@ mod tests {
         assert!(Place::of(pid).is_ok());
         drop(child.stdin.take());
         // Waits without reaping it.
-        let options = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        let options =
+            rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
         rustix::process::waitid(rustix::process::WaitId::Pid(pid), options).unwrap();
         assert!(is_exiting(pid).unwrap() && Place::of(pid).is_err());
         child.wait().unwrap();
@@ -110,7 +119,10 @@ mod tests {
         let mut other = start(Command::new("unshare").args(script));
         let place = |child: &Child| Place::of(Pid::from_child(child)).unwrap();
         assert_eq!(place(&same).difference(&own), None);
-        assert_eq!(place(&other).difference(&own).as_deref(), Some("user namespace, uts namespace"));
+        assert_eq!(
+            place(&other).difference(&own).as_deref(),
+            Some("user namespace, uts namespace")
+        );
         assert_eq!(program_name(Pid::from_child(&same)), "sh");
         assert_eq!(first_of_namespace(&[Pid::from_child(&same)]), None);
         for child in [&mut same, &mut other] {

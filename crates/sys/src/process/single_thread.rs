@@ -52,8 +52,8 @@ impl SingleThread {
         }
     }
 
-    /// Forks into new user, mount, PID and IPC namespaces, where the child is PID 1. It starts in the
-    /// cgroup of version 2 with this directory if the kernel permits it; the argument
+    /// Forks into new user, mount, PID and IPC namespaces, where the child is PID 1. It starts in
+    /// the cgroup of version 2 with this directory if the kernel permits it; the argument
     /// of `child` says whether it did.
     ///
     /// # Errors
@@ -86,14 +86,17 @@ pub struct IsolatedChild {
     pub pidfd: PidFd,
 }
 
-const ISOLATED: libc::c_int =
-    libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_PIDFD;
+const ISOLATED: libc::c_int = libc::CLONE_NEWUSER
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_PIDFD;
 
 /// Forks. The older call, because filters of container engines deny the newer one.
 fn clone_isolated(pidfd: &mut RawFd) -> libc::c_long {
-    // SAFETY: with CLONE_PIDFD the kernel writes a descriptor to `pidfd`, which outlives the call. Without
-    // a stack and without CLONE_VM this is a fork, and no other thread can hold a lock that the child
-    // would wait for.
+    // SAFETY: with CLONE_PIDFD the kernel writes a descriptor to `pidfd`, which outlives the call.
+    // Without a stack and without CLONE_VM this is a fork, and no other thread can hold a lock that
+    // the child would wait for.
     unsafe { libc::syscall(libc::SYS_clone, ISOLATED | libc::SIGCHLD, 0, &raw mut *pidfd, 0, 0) }
 }
 
@@ -105,8 +108,8 @@ fn clone_into(group: BorrowedFd<'_>, pidfd: &mut RawFd) -> libc::c_long {
     arguments.exit_signal = u64::from(libc::SIGCHLD.cast_unsigned());
     arguments.pidfd = (&raw mut *pidfd).expose_provenance() as u64;
     arguments.cgroup = u64::from(group.as_raw_fd().cast_unsigned());
-    // SAFETY: the arguments have the size passed and point to `pidfd`, which outlives the call. It is a
-    // fork as above.
+    // SAFETY: the arguments have the size passed and point to `pidfd`, which outlives the call. It
+    // is a fork as above.
     unsafe { libc::syscall(libc::SYS_clone3, &raw mut arguments, size_of_val(&arguments)) }
 }
 

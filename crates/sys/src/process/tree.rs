@@ -41,7 +41,8 @@ impl Tree {
     /// Reads a tree. Stops as soon as it has more than `max_tasks` tasks.
     ///
     /// # Errors
-    /// The kernel does not list children (it needs `CONFIG_PROC_CHILDREN`), or the process has ended.
+    /// The kernel does not list children (it needs `CONFIG_PROC_CHILDREN`), or the process has
+    /// ended.
     pub fn read(root: TreeRoot, max_tasks: u64) -> Result<Self, Error> {
         let processes = match root {
             TreeRoot::Parent(pid) => children(pid)?,
@@ -67,7 +68,8 @@ impl Tree {
     }
 
     fn add(&mut self, pid: Pid) {
-        let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let read =
+            |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
         let status = read("status");
         self.tasks += field(&status, "Threads:");
         let bytes = kibibytes(&status, MEMORY);
@@ -79,10 +81,15 @@ impl Tree {
     /// Memory of all processes, with shared pages divided among those that share them. Slower.
     #[must_use]
     pub fn proportional_memory_bytes(&self) -> u64 {
-        let memory = |(pid, bytes): &(Pid, u64)| match fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))
-        {
+        let memory = |(pid, bytes): &(Pid, u64)| match fs::read_to_string(format!(
+            "/proc/{pid}/smaps_rollup"
+        )) {
             Ok(text) => kibibytes(&text, ["Pss_Anon:", "Pss_Shmem:", "SwapPss:"]),
-            Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::SRCH)) => 0,
+            Err(error)
+                if matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::SRCH)) =>
+            {
+                0
+            }
             Err(_) => *bytes,
         };
         self.memory.iter().map(memory).sum()
@@ -100,13 +107,17 @@ pub(super) fn field(text: &str, name: &str) -> u64 {
     value.and_then(|value| value.split_ascii_whitespace().next()?.parse().ok()).unwrap_or_default()
 }
 
-/// The sum of fields of `stat` from 14 on: the process's own times are the first two, then come those of
-/// children that were waited for. Counted from behind the name in parentheses, which may contain any
-/// character.
+/// The sum of fields of `stat` from 14 on: the process's own times are the first two, then come
+/// those of children that were waited for. Counted from behind the name in parentheses, which may
+/// contain any character.
 pub(super) fn cpu_time(stat: &str, fields: usize) -> Duration {
     let Some((_, behind_name)) = stat.rsplit_once(") ") else { return Duration::ZERO };
-    let ticks: u64 =
-        behind_name.split(' ').skip(11).take(fields).filter_map(|text| text.parse::<u64>().ok()).sum();
+    let ticks: u64 = behind_name
+        .split(' ')
+        .skip(11)
+        .take(fields)
+        .filter_map(|text| text.parse::<u64>().ok())
+        .sum();
     Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
 }
 
@@ -128,7 +139,8 @@ mod tests {
     impl Shell {
         fn start(script: &str) -> Self {
             let mut shell = Command::new("sh");
-            let shell = shell.args(["-c", script]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+            let shell =
+                shell.args(["-c", script]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
             let mut shell = shell.unwrap();
             BufReader::new(shell.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
             Self(shell)

@@ -79,21 +79,34 @@ pub(super) fn state(directory: &OwnedFd) -> Result<State, Errno> {
     Ok(state)
 }
 
-pub(super) fn set(directory: &OwnedFd, kind: QuotaKind, id: u32, limits: Amounts) -> Result<(), Errno> {
+pub(super) fn set(
+    directory: &OwnedFd,
+    kind: QuotaKind,
+    id: u32,
+    limits: Amounts,
+) -> Result<(), Errno> {
     // A limit that is not a whole block is rounded down, but never to zero, which is unlimited.
     let hard_blocks = if limits.bytes == 0 { 0 } else { (limits.bytes / BLOCK).max(1) };
-    let mut block = Block { hard_blocks, hard_inodes: limits.inodes, valid: QIF_LIMITS, ..Block::default() };
+    let mut block =
+        Block { hard_blocks, hard_inodes: limits.inodes, valid: QIF_LIMITS, ..Block::default() };
     // SAFETY: the kernel reads a `struct if_dqblk`.
     unsafe { quotactl(directory, Q_SETQUOTA, kind, id, (&raw mut block).cast()) }
 }
 
 /// What is used, and the limits.
-pub(super) fn get(directory: &OwnedFd, kind: QuotaKind, id: u32) -> Result<(Amounts, Amounts), Errno> {
+pub(super) fn get(
+    directory: &OwnedFd,
+    kind: QuotaKind,
+    id: u32,
+) -> Result<(Amounts, Amounts), Errno> {
     let mut block = Block::default();
     // SAFETY: the kernel writes a `struct if_dqblk`.
     unsafe { quotactl(directory, Q_GETQUOTA, kind, id, (&raw mut block).cast()) }?;
     let used = Amounts { bytes: block.bytes, inodes: block.inodes };
-    Ok((used, Amounts { bytes: block.hard_blocks.saturating_mul(BLOCK), inodes: block.hard_inodes }))
+    Ok((
+        used,
+        Amounts { bytes: block.hard_blocks.saturating_mul(BLOCK), inodes: block.hard_inodes },
+    ))
 }
 
 /// # Safety
@@ -111,13 +124,16 @@ unsafe fn quotactl(
     };
     let command = (command << 8 | kind).cast_signed();
     // SAFETY: the descriptor is open, and the caller vouches for the address.
-    let result = unsafe { libc::syscall(libc::SYS_quotactl_fd, directory.as_raw_fd(), command, id, address) };
+    let result = unsafe {
+        libc::syscall(libc::SYS_quotactl_fd, directory.as_raw_fd(), command, id, address)
+    };
     match if result == 0 { Ok(()) } else { Err(last_errno()) } {
         // The kernel is too old, or this command has nothing to say: then the other call agrees.
         Err(Errno::NOSYS) => {}
         answer => return answer,
     }
-    let device = CString::new(device(directory)?.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)?;
+    let device =
+        CString::new(device(directory)?.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)?;
     // SAFETY: the path is NUL-terminated, and the caller vouches for the address.
     let result = unsafe { libc::quotactl(command, device.as_ptr(), id.cast_signed(), address) };
     if result == 0 { Ok(()) } else { Err(last_errno()) }

@@ -60,9 +60,14 @@ impl Quotas {
         match call::state(&self.directory) {
             Ok(state) => Ok(state.is_enforced(self.kind)),
             // No quota of any kind is on, the file system has none, or the kernel has none.
-            Err(Errno::NOSYS | Errno::NODEV | Errno::NOTSUP | Errno::SRCH | Errno::INVAL | Errno::NOTBLK) => {
-                Ok(false)
-            }
+            Err(
+                Errno::NOSYS
+                | Errno::NODEV
+                | Errno::NOTSUP
+                | Errno::SRCH
+                | Errno::INVAL
+                | Errno::NOTBLK,
+            ) => Ok(false),
             Err(errno) => Err(self.error("read the quota state of", errno)),
         }
     }

@@ -54,15 +54,17 @@ pub fn set_project(directory: impl AsFd, id: u32) -> Result<(), Errno> {
     attributes.project = id;
     attributes.flags |= INHERIT;
     // SAFETY: the descriptor is open, and the kernel reads a `struct fsxattr`.
-    let result =
-        unsafe { libc::ioctl(directory.as_fd().as_raw_fd(), SET as libc::Ioctl, &raw const attributes) };
+    let result = unsafe {
+        libc::ioctl(directory.as_fd().as_raw_fd(), SET as libc::Ioctl, &raw const attributes)
+    };
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
 fn get(directory: &impl AsFd) -> Result<Attributes, Errno> {
     let mut attributes = Attributes::default();
     // SAFETY: the descriptor is open, and the kernel writes a `struct fsxattr`.
-    let result =
-        unsafe { libc::ioctl(directory.as_fd().as_raw_fd(), GET as libc::Ioctl, &raw mut attributes) };
+    let result = unsafe {
+        libc::ioctl(directory.as_fd().as_raw_fd(), GET as libc::Ioctl, &raw mut attributes)
+    };
     if result == 0 { Ok(attributes) } else { Err(last_errno()) }
 }

@@ -38,7 +38,10 @@ pub fn open_directory_beneath(root: impl AsFd, path: &str) -> Result<OwnedFd, Er
 ///
 /// # Errors
 /// `ELOOP` if a component is a symlink, else as `openat2(2)`.
-pub fn open_directory_without_symlinks(directory: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
+pub fn open_directory_without_symlinks(
+    directory: impl AsFd,
+    path: &Path,
+) -> Result<OwnedFd, Errno> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let resolve = BENEATH_ON_ONE_MOUNT | ResolveFlags::NO_SYMLINKS;
     openat2(directory, path, DIRECTORY, Mode::empty(), resolve)
@@ -65,11 +68,12 @@ pub fn create_directories_without_symlinks(
 ) -> Result<OwnedFd, Errno> {
     let mut opened = open_directory_without_symlinks(directory, Path::new(""))?;
     for name in path.components() {
-        let created = match rustix::fs::mkdirat(&opened, name.as_os_str(), Mode::from_raw_mode(0o755)) {
-            Ok(()) => true,
-            Err(Errno::EXIST) => false,
-            Err(errno) => return Err(errno),
-        };
+        let created =
+            match rustix::fs::mkdirat(&opened, name.as_os_str(), Mode::from_raw_mode(0o755)) {
+                Ok(()) => true,
+                Err(Errno::EXIST) => false,
+                Err(errno) => return Err(errno),
+            };
         opened = open_directory_without_symlinks(&opened, Path::new(name.as_os_str()))?;
         if let Some((uid, gid)) = owner.filter(|_| created) {
             let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
@@ -89,7 +93,9 @@ fn walk_beneath(root: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
             Component::Normal(name) => {
                 directory = rustix::fs::openat(&directory, name, flags, Mode::empty())?
             }
-            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return Err(Errno::XDEV),
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => {
+                return Err(Errno::XDEV);
+            }
         }
     }
     Ok(directory)
@@ -107,7 +113,9 @@ mod tests {
         std::os::unix::fs::symlink("../outside", temp.path().join("root/out")).unwrap();
         std::fs::write(temp.path().join("root/file"), "").unwrap();
         let root = open_directory(&temp.path().join("root")).unwrap();
-        let create = |path: &str| create_directories_without_symlinks(&root, Path::new(path), None).map(drop);
+        let create = |path: &str| {
+            create_directories_without_symlinks(&root, Path::new(path), None).map(drop)
+        };
         for path in ["a/b/c", "a/b/c", "d"] {
             create(path).unwrap();
             assert!(temp.path().join("root").join(path).is_dir());
@@ -129,12 +137,23 @@ mod tests {
             assert!(open_directory_beneath(&root, inside).is_ok(), "{inside}");
         }
         for outside in ["..", "a/../..", "/", "out", "out/tmp"] {
-            assert_eq!(open_directory_beneath(&root, outside).unwrap_err(), Errno::XDEV, "{outside}");
+            assert_eq!(
+                open_directory_beneath(&root, outside).unwrap_err(),
+                Errno::XDEV,
+                "{outside}"
+            );
         }
-        for (path, errno) in
-            [("in", Errno::LOOP), ("out/tmp", Errno::LOOP), ("..", Errno::XDEV), ("x", Errno::NOENT)]
-        {
-            assert_eq!(open_directory_without_symlinks(&root, Path::new(path)).unwrap_err(), errno, "{path}");
+        for (path, errno) in [
+            ("in", Errno::LOOP),
+            ("out/tmp", Errno::LOOP),
+            ("..", Errno::XDEV),
+            ("x", Errno::NOENT),
+        ] {
+            assert_eq!(
+                open_directory_without_symlinks(&root, Path::new(path)).unwrap_err(),
+                errno,
+                "{path}"
+            );
         }
         assert!(open_directory_without_symlinks(&root, Path::new("a/b")).is_ok());
         assert_eq!(open_directory_beneath(&root, "absent").unwrap_err(), Errno::NOENT);

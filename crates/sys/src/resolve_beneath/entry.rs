@@ -93,7 +93,8 @@ impl Entry {
             return Err(Errno::INVAL);
         }
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-        retry(|| rustix::fs::openat(CWD, proc_fd_path(&self.fd), flags, Mode::empty())).map(File::from)
+        retry(|| rustix::fs::openat(CWD, proc_fd_path(&self.fd), flags, Mode::empty()))
+            .map(File::from)
     }
 
     /// Looks up a name in this directory. Does not follow a symlink.
@@ -148,7 +149,11 @@ mod tests {
         let name = temp.path().join("root/a/b/file");
         fs::remove_file(&name).unwrap();
         symlink(temp.path().join("outside"), &name).unwrap();
-        assert_eq!(fs::read_to_string(&name).unwrap(), "outside", "control: the name leads outside");
+        assert_eq!(
+            fs::read_to_string(&name).unwrap(),
+            "outside",
+            "control: the name leads outside"
+        );
         let mut text = String::new();
         resolved.entry.unwrap().open().unwrap().read_to_string(&mut text).unwrap();
         assert_eq!(text, "inside");
@@ -171,7 +176,8 @@ mod tests {
         let file = resolved.create_unnamed_file().unwrap();
         assert_eq!(fs::read_dir(temp.path().join("root/a")).unwrap().count(), 1);
         let flags = rustix::fs::AtFlags::SYMLINK_FOLLOW;
-        rustix::fs::linkat(CWD, proc_fd_path(&file), &resolved.parent, &resolved.name, flags).unwrap();
+        rustix::fs::linkat(CWD, proc_fd_path(&file), &resolved.parent, &resolved.name, flags)
+            .unwrap();
         assert!(temp.path().join("root/a/new").exists());
         assert!(resolved.lookup().unwrap().is_some());
     }

@@ -56,7 +56,11 @@ impl Root {
     ///
     /// # Errors
     /// The path leaves the root, or the kernel refuses a step.
-    pub fn resolve(&self, path: &Path, final_symlink: FinalSymlink) -> Result<ResolvedPath, ResolveError> {
+    pub fn resolve(
+        &self,
+        path: &Path,
+        final_symlink: FinalSymlink,
+    ) -> Result<ResolvedPath, ResolveError> {
         let mut walk = Walk {
             root: self,
             directory: self.fd.try_clone().map_err(from_io)?,
@@ -135,7 +139,9 @@ impl Walk<'_> {
         let entry = Entry::from_fd(fd)?;
         match (entry.kind(), is_last) {
             (FileType::Symlink, false) => self.follow(&entry)?,
-            (FileType::Symlink, true) if final_symlink == FinalSymlink::Follow => self.follow(&entry)?,
+            (FileType::Symlink, true) if final_symlink == FinalSymlink::Follow => {
+                self.follow(&entry)?
+            }
             (_, true) => return self.resolved(name, Some(entry)).map(Some),
             (FileType::Directory, false) => {
                 self.directory = entry.fd;
@@ -180,8 +186,10 @@ impl Walk<'_> {
 
     /// Opens the directory that `names` lead to from the root.
     fn reopen_directory(&self) -> Result<OwnedFd, Errno> {
-        let path: PathBuf =
-            [OsStr::new(".")].into_iter().chain(self.names.iter().map(OsString::as_os_str)).collect();
+        let path: PathBuf = [OsStr::new(".")]
+            .into_iter()
+            .chain(self.names.iter().map(OsString::as_os_str))
+            .collect();
         let resolve = BENEATH_ON_ONE_MOUNT | ResolveFlags::NO_SYMLINKS;
         openat2(&self.root.fd, &path, DIRECTORY, Mode::empty(), resolve)
     }
@@ -216,7 +224,11 @@ pub(super) mod tests {
         (temp, root)
     }
 
-    fn resolve(root: &Root, path: &str, final_symlink: FinalSymlink) -> Result<String, ResolveError> {
+    fn resolve(
+        root: &Root,
+        path: &str,
+        final_symlink: FinalSymlink,
+    ) -> Result<String, ResolveError> {
         let resolved = root.resolve(Path::new(path), final_symlink)?;
         Ok(resolved.path.to_str().unwrap().to_owned())
     }
@@ -243,13 +255,23 @@ pub(super) mod tests {
             ("dangling", "new"),
             ("absent", "absent"),
         ] {
-            assert_eq!(resolve(&root, path, FinalSymlink::Follow).as_deref(), Ok(resolved), "{path}");
+            assert_eq!(
+                resolve(&root, path, FinalSymlink::Follow).as_deref(),
+                Ok(resolved),
+                "{path}"
+            );
         }
         assert_eq!(resolve(&root, "around", FinalSymlink::NoFollow).as_deref(), Ok("around"));
-        for (path, errno) in
-            [("absent/x", Errno::NOENT), ("through-nothing", Errno::NOENT), ("a/b/file/x", Errno::NOTDIR)]
-        {
-            assert_eq!(resolve(&root, path, FinalSymlink::Follow), Err(ResolveError::Os(errno)), "{path}");
+        for (path, errno) in [
+            ("absent/x", Errno::NOENT),
+            ("through-nothing", Errno::NOENT),
+            ("a/b/file/x", Errno::NOTDIR),
+        ] {
+            assert_eq!(
+                resolve(&root, path, FinalSymlink::Follow),
+                Err(ResolveError::Os(errno)),
+                "{path}"
+            );
         }
     }
 
@@ -267,7 +289,11 @@ pub(super) mod tests {
         ] {
             symlink(to, temp.path().join("root").join(name)).unwrap();
             assert_eq!(resolve(&root, name, FinalSymlink::Follow), outside, "{name}");
-            assert_eq!(resolve(&root, &format!("{name}/x"), FinalSymlink::NoFollow), outside, "{name}");
+            assert_eq!(
+                resolve(&root, &format!("{name}/x"), FinalSymlink::NoFollow),
+                outside,
+                "{name}"
+            );
         }
         for path in ["..", "a/../..", "/etc/passwd"] {
             assert_eq!(resolve(&root, path, FinalSymlink::Follow), outside, "{path}");
@@ -286,7 +312,10 @@ pub(super) mod tests {
             link(&format!("{there_and_back}{}", number - 1), &number.to_string());
         }
         assert_eq!(resolve(&root, "1", FinalSymlink::Follow).as_deref(), Ok("a/b/file"), "control");
-        assert_eq!(resolve(&root, "2", FinalSymlink::Follow), Err(ResolveError::Os(Errno::NAMETOOLONG)));
+        assert_eq!(
+            resolve(&root, "2", FinalSymlink::Follow),
+            Err(ResolveError::Os(Errno::NAMETOOLONG))
+        );
     }
 
     #[test]

@@ -92,7 +92,8 @@ impl DiskMetrics {
     }
 
     pub(crate) fn add_limited(&self, count: u64, cause: DiskCause, effect: DiskEffect) {
-        let labels = [KeyValue::new("cause", cause.as_str()), KeyValue::new("effect", effect.as_str())];
+        let labels =
+            [KeyValue::new("cause", cause.as_str()), KeyValue::new("effect", effect.as_str())];
         self.limited.add(count, &labels);
     }
 

@@ -29,13 +29,23 @@ impl EgressMetrics {
                 "Bytes that runs exchanged through the egress proxy, by direction",
             ),
             sandboxes: gauge("codelia_egress_sandboxes", "Sandboxes that the egress proxy serves"),
-            connections: gauge("codelia_egress_connections", "Open connections of runs to the egress proxy"),
+            connections: gauge(
+                "codelia_egress_connections",
+                "Open connections of runs to the egress proxy",
+            ),
             restarts: counter("codelia_egress_restarts", "Restarts of the egress proxy"),
         }
     }
 
     /// Records connections through the egress proxy that have ended, or refused attempts.
-    pub fn attempts(&self, via: &'static str, outcome: &'static str, count: u64, sent: u64, received: u64) {
+    pub fn attempts(
+        &self,
+        via: &'static str,
+        outcome: &'static str,
+        count: u64,
+        sent: u64,
+        received: u64,
+    ) {
         self.attempts.add(count, &[KeyValue::new("via", via), KeyValue::new("outcome", outcome)]);
         self.bytes.add(sent, &[KeyValue::new("direction", "sent")]);
         self.bytes.add(received, &[KeyValue::new("direction", "received")]);

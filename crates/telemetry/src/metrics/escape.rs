@@ -33,7 +33,8 @@ impl EscapeMetrics {
     }
 
     pub(crate) fn add_indicators(&self, count: u64, kind: &'static str, severity: &'static str) {
-        self.indicators.add(count, &[KeyValue::new("type", kind), KeyValue::new("severity", severity)]);
+        self.indicators
+            .add(count, &[KeyValue::new("type", kind), KeyValue::new("severity", severity)]);
     }
 
     pub(crate) fn add_suspicious(&self, count: u64, pattern: &'static str) {

@@ -115,7 +115,10 @@ impl Metrics {
                 "Latency of API requests to the response or first stream message, by method",
             ),
             refusals: counter("codelia_refusals", "Refused requests, by reason"),
-            connections: gauge("codelia_connections", "Open connections to the gRPC ports of this process"),
+            connections: gauge(
+                "codelia_connections",
+                "Open connections to the gRPC ports of this process",
+            ),
             open_connections: AtomicI64::new(0),
             connections_refused: counter(
                 "codelia_connections_refused",
@@ -129,7 +132,10 @@ impl Metrics {
                 "codelia_tls_certificate_reload_failures",
                 "Changes of certificate files that cannot be used, by certificate",
             ),
-            calls: gauge("codelia_calls_in_flight", "Open calls with a valid key to this API server"),
+            calls: gauge(
+                "codelia_calls_in_flight",
+                "Open calls with a valid key to this API server",
+            ),
             open_calls: AtomicI64::new(0),
             quota_refusals: counter(
                 "codelia_quota_refusals",
@@ -138,10 +144,19 @@ impl Metrics {
             key_lookups: counter("codelia_key_lookups", "API keys looked up in the database"),
             runs: counter("codelia_runs", "Finished runs, by outcome and mode"),
             runs_lost: counter("codelia_runs_lost", "Runs that ended as lost, by reason"),
-            runs_retried: counter("codelia_runs_retried", "Runs of dead workers that were queued again"),
+            runs_retried: counter(
+                "codelia_runs_retried",
+                "Runs of dead workers that were queued again",
+            ),
             cpu_seconds: cpu_seconds(meter),
-            read_bytes: counter("codelia_run_read_bytes", "Bytes read from devices by runs, by mode"),
-            written_bytes: counter("codelia_run_written_bytes", "Bytes written to files by runs, by mode"),
+            read_bytes: counter(
+                "codelia_run_read_bytes",
+                "Bytes read from devices by runs, by mode",
+            ),
+            written_bytes: counter(
+                "codelia_run_written_bytes",
+                "Bytes written to files by runs, by mode",
+            ),
             step_seconds: seconds("codelia_run_step", "Latency of each step of a run, by step"),
             setup_seconds: seconds(
                 "codelia_isolation_setup",
@@ -149,7 +164,10 @@ impl Metrics {
             ),
             _setup_p95: setup_p95(meter, setups.clone()),
             setups,
-            sandboxes: counter("codelia_sandboxes", "Sandboxes used, by mode and whether they were prepared"),
+            sandboxes: counter(
+                "codelia_sandboxes",
+                "Sandboxes used, by mode and whether they were prepared",
+            ),
             violations: counter("codelia_violations", "Policy violations by commands, by kind"),
             escape: EscapeMetrics::build(meter),
             near_limits: counter(
@@ -167,7 +185,10 @@ impl Metrics {
             slots: gauge("codelia_slots", "Runs this worker can execute concurrently"),
             slots_busy: gauge("codelia_slots_busy", "Runs this worker is executing"),
             leases: gauge("codelia_leases", "Session leases held by this worker"),
-            fenced: counter("codelia_fenced", "Results dropped because the worker had lost the lease"),
+            fenced: counter(
+                "codelia_fenced",
+                "Results dropped because the worker had lost the lease",
+            ),
             leases_lost: counter(
                 "codelia_leases_lost",
                 "Times this worker lost its lease and killed its runs",
@@ -244,7 +265,13 @@ impl Metrics {
     }
 
     /// Records the resources that a run used.
-    pub fn run_used(&self, mode: &'static str, cpu_time: Duration, read_bytes: u64, written_bytes: u64) {
+    pub fn run_used(
+        &self,
+        mode: &'static str,
+        cpu_time: Duration,
+        read_bytes: u64,
+        written_bytes: u64,
+    ) {
         let mode = [KeyValue::new("mode", mode)];
         self.cpu_seconds.add(cpu_time.as_secs_f64(), &mode);
         self.read_bytes.add(read_bytes, &mode);
@@ -336,7 +363,9 @@ pub fn observe_counter(name: &'static str, description: &'static str, count: fn(
 fn setup_p95(meter: &Meter, setups: Arc<LatencyWindows>) -> ObservableGauge<f64> {
     meter
         .f64_observable_gauge("codelia_isolation_setup_p95")
-        .with_description("95th percentile of the isolation setup latency over the last 5 minutes, by mode")
+        .with_description(
+            "95th percentile of the isolation setup latency over the last 5 minutes, by mode",
+        )
         .with_unit("s")
         .with_callback(move |gauge| {
             for (mode, latency) in setups.p95(Instant::now()) {

@@ -102,7 +102,9 @@ impl Beginning {
         let processes = self.processes.iter().flat_map(|reader| reader.pids().unwrap_or_default());
         match Walk::begin(&self.target.directory, processes.collect(), self.max) {
             // It is being removed.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Begun::Known(Found::default())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Ok(Begun::Known(Found::default()))
+            }
             begun => begun.map(Begun::Walk),
         }
     }
@@ -149,9 +151,11 @@ impl Account {
     /// make room. A run may exceed a limit by less, and delete files then.
     pub(super) fn over_hard_limit(&self) -> Option<DiskFull> {
         let used = self.measured?;
-        let hard = |limit: u64, least: u64| limit.saturating_mul(2).max(limit.saturating_add(least));
-        let full =
-            |limit, used, max, least| (used > hard(max, least)).then_some(DiskFull { limit, used, max });
+        let hard =
+            |limit: u64, least: u64| limit.saturating_mul(2).max(limit.saturating_add(least));
+        let full = |limit, used, max, least| {
+            (used > hard(max, least)).then_some(DiskFull { limit, used, max })
+        };
         full(Limit::DiskBytes, used.bytes, self.limits.bytes, HARD_LIMIT.bytes)
             .or_else(|| full(Limit::Inodes, used.inodes, self.limits.inodes, HARD_LIMIT.inodes))
     }
@@ -242,7 +246,8 @@ impl Account {
 
     /// When the next measurement is due; `None` if nothing needs one.
     pub(super) fn due_at(&self, now: Instant) -> Option<Instant> {
-        let Schedule { is_stale, is_measuring, ended_at, cost, is_urgent, is_requested, .. } = self.schedule;
+        let Schedule { is_stale, is_measuring, ended_at, cost, is_urgent, is_requested, .. } =
+            self.schedule;
         if is_measuring || !(is_stale || self.has_runs()) {
             return None;
         }
@@ -256,8 +261,8 @@ impl Account {
         Some(ended_at + pause)
     }
 
-    /// Has the session measured soon if the free space of the disk has shrunk by more than a share of
-    /// what the session has left.
+    /// Has the session measured soon if the free space of the disk has shrunk by more than a share
+    /// of what the session has left.
     pub(super) fn note_free_bytes(&mut self, free: u64) {
         if self.quota.is_some() || !self.has_runs() {
             return;
@@ -315,7 +320,8 @@ impl Account {
         let runs = self.runs.iter();
         // A measurement that ended early says nothing about what a new run has found.
         let known = runs.filter(|run| self.is_complete || run.at_start.get().is_some());
-        let exceeded: Vec<_> = known.filter_map(|run| run.exceeds(usage).map(|limit| (run, limit))).collect();
+        let exceeded: Vec<_> =
+            known.filter_map(|run| run.exceeds(usage).map(|limit| (run, limit))).collect();
         if self.is_suspect {
             exceeded.iter().for_each(|(run, limit)| run.stop(*limit, DiskCause::Session));
         }
@@ -355,7 +361,11 @@ impl Account {
 }
 
 fn check(limit: Limit, used: u64, more: u64, max: u64) -> Result<(), DiskFull> {
-    if more > 0 && used.saturating_add(more) > max { Err(DiskFull { limit, used, max }) } else { Ok(()) }
+    if more > 0 && used.saturating_add(more) > max {
+        Err(DiskFull { limit, used, max })
+    } else {
+        Ok(())
+    }
 }
 
 fn add(one: DiskUsage, other: DiskUsage) -> DiskUsage {

@@ -6,7 +6,8 @@ use codelia_types::{DiskMechanism, UnknownValue};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    image::Images, missing::Missing, project_quota::ProjectQuota, quota::Quota, user_quota::UserQuota,
+    image::Images, missing::Missing, project_quota::ProjectQuota, quota::Quota,
+    user_quota::UserQuota,
 };
 
 /// What the operator chose.
@@ -66,11 +67,16 @@ pub struct DiskReport {
     pub rejected: Vec<(DiskMechanism, Missing)>,
 }
 
-/// What a worker with the session root `root` would use. Changes nothing in `root`, which must exist.
+/// What a worker with the session root `root` would use. Changes nothing in `root`, which must
+/// exist.
 ///
 /// # Errors
 /// The chosen mechanism does not work.
-pub fn check_disk(root: &Path, choice: DiskChoice, separate_users: bool) -> Result<DiskReport, DiskError> {
+pub fn check_disk(
+    root: &Path,
+    choice: DiskChoice,
+    separate_users: bool,
+) -> Result<DiskReport, DiskError> {
     if choice == DiskChoice::Only(DiskMechanism::Image) {
         let mechanism = DiskMechanism::Image;
         Images::check(&env::temp_dir()).map_err(|missing| DiskError { mechanism, missing })?;
@@ -87,8 +93,8 @@ pub(crate) fn choose(
 ) -> Result<(Option<Arc<dyn Quota>>, DiskReport), DiskError> {
     let mut rejected = Vec::new();
     if let DiskChoice::Only(mechanism) = choice {
-        let quota =
-            open(mechanism, root, separate_users).map_err(|missing| DiskError { mechanism, missing })?;
+        let quota = open(mechanism, root, separate_users)
+            .map_err(|missing| DiskError { mechanism, missing })?;
         return Ok((quota, DiskReport { mechanism, rejected }));
     }
     for mechanism in [DiskMechanism::ProjectQuota, DiskMechanism::UserQuota] {
@@ -134,7 +140,10 @@ mod tests {
         let root = Path::new("/proc");
         for mechanism in [DiskMechanism::ProjectQuota, DiskMechanism::UserQuota] {
             let refused = choose(root, DiskChoice::Only(mechanism), true).unwrap_err().to_string();
-            assert!(refused.contains("worker.disk") && refused.contains("mount it with"), "{refused}");
+            assert!(
+                refused.contains("worker.disk") && refused.contains("mount it with"),
+                "{refused}"
+            );
             let refused = choose(root, DiskChoice::Only(mechanism), false).unwrap_err().to_string();
             assert!(refused.contains("run the worker as root"), "{refused}");
         }

@@ -95,7 +95,8 @@ impl Disk {
         self.quota.as_ref().map_or(DiskMechanism::Scan, |quota| quota.mechanism())
     }
 
-    /// Blocking. Begins to limit a session that this worker takes, before anything uses its directory.
+    /// Blocking. Begins to limit a session that this worker takes, before anything uses its
+    /// directory.
     pub(crate) fn attach(
         &self,
         session: SessionId,
@@ -128,7 +129,9 @@ impl Disk {
             Some(Err(_)) | None => None,
         };
         match (found, self.lock().get_mut(&session)) {
-            (Some(found), Some(account)) => account.measured(found, began.elapsed(), Instant::now()),
+            (Some(found), Some(account)) => {
+                account.measured(found, began.elapsed(), Instant::now())
+            }
             // The monitor does it.
             (None, Some(account)) => account.give_up(),
             (_, None) => {}
@@ -176,14 +179,15 @@ impl Disk {
         self.lock().get(&session).map(Account::mechanism)
     }
 
-    /// Blocking. Refuses if this much more would exceed a limit of the session; else counts it until the
-    /// next measurement.
+    /// Blocking. Refuses if this much more would exceed a limit of the session; else counts it
+    /// until the next measurement.
     pub(crate) fn reserve(&self, session: SessionId, more: DiskUsage) -> Result<(), NoRoom> {
         if self.lock().get(&session).is_some_and(|account| !account.is_measured()) {
             self.await_measurement(session);
         }
         // A session that is not held any more: the call fails when it checks that.
-        let reserve = || self.lock().get_mut(&session).map_or(Ok(()), |account| account.reserve(more));
+        let reserve =
+            || self.lock().get_mut(&session).map_or(Ok(()), |account| account.reserve(more));
         let Err(no_room) = reserve() else { return Ok(()) };
         if !self.lock().get(&session).is_some_and(Account::is_stale) {
             return Err(no_room);
@@ -214,7 +218,8 @@ impl Disk {
         self.changed.notify_one();
     }
 
-    /// Watches a run that is about to start, with limits that may be lower than those of its session.
+    /// Watches a run that is about to start, with limits that may be lower than those of its
+    /// session.
     pub(crate) async fn watch_run(
         self: &Arc<Self>,
         session: SessionId,
@@ -282,12 +287,14 @@ impl Disk {
         quota.set(&target, limits)
     }
 
-    /// Waits until a session was measured that begins from now on. The monitor does it: this thread may
-    /// have the rights of the session's user.
+    /// Waits until a session was measured that begins from now on. The monitor does it: this thread
+    /// may have the rights of the session's user.
     fn await_measurement(&self, session: SessionId) {
         let deadline = Instant::now() + CALL_MEASURE_TIMEOUT;
         let mut accounts = self.lock();
-        let Some(wanted) = accounts.get_mut(&session).map(Account::request_measurement) else { return };
+        let Some(wanted) = accounts.get_mut(&session).map(Account::request_measurement) else {
+            return;
+        };
         self.changed.notify_one();
         while accounts.get(&session).is_some_and(|account| !account.has_measured(wanted)) {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -299,7 +306,8 @@ impl Disk {
         }
     }
 
-    /// Sessions whose measurement is due, at most `max`: those with runs first, the longest overdue first.
+    /// Sessions whose measurement is due, at most `max`: those with runs first, the longest overdue
+    /// first.
     fn due(&self, max: usize, free_bytes: u64) -> Vec<SessionId> {
         let now = Instant::now();
         let mut accounts = self.lock();
@@ -374,7 +382,8 @@ mod tests {
         fn new() -> Self {
             let root = tempfile::tempdir().unwrap();
             let session = SessionId::generate();
-            let workspace = root.path().join("sessions").join(session.to_string()).join("workspace");
+            let workspace =
+                root.path().join("sessions").join(session.to_string()).join("workspace");
             fs::create_dir_all(&workspace).unwrap();
             let disk = Arc::new(Disk::new(root.path(), None));
             disk.attach(session, Mode::Logical, Ids { uid: 0, gid: 0 }, LIMITS).unwrap();
@@ -387,7 +396,9 @@ mod tests {
 
         async fn reserve(&self, bytes: u64, inodes: u64) -> Result<(), NoRoom> {
             let (disk, session) = (self.disk.clone(), self.session);
-            spawn_blocking(move || disk.reserve(session, DiskUsage { bytes, inodes })).await.unwrap()
+            spawn_blocking(move || disk.reserve(session, DiskUsage { bytes, inodes }))
+                .await
+                .unwrap()
         }
 
         /// Waits until the session is measured again.

@@ -1,5 +1,5 @@
-//! Measures sessions on a thread of its own: those with runs again and again, others after something
-//! used them.
+//! Measures sessions on a thread of its own: those with runs again and again, others after
+//! something used them.
 //!
 //! The thread works at most a fifth of the time. It measures several sessions by turns, so that a
 //! large one does not delay the others.
@@ -75,7 +75,9 @@ impl Monitor {
             measurement.cost += slice_began.elapsed();
             match progress {
                 Ok(Progress::Unfinished) => self.walks.push_back(measurement),
-                Ok(Progress::Done(found)) => disk.measured(measurement.session, found, measurement.cost),
+                Ok(Progress::Done(found)) => {
+                    disk.measured(measurement.session, found, measurement.cost)
+                }
                 Err(error) => {
                     let session = measurement.session;
                     tracing::warn!(%error, %session, "cannot measure a session directory, retrying");

@@ -36,8 +36,9 @@ impl OpenFiles {
         let mut found = Vec::new();
         let mut pid = self.processes.pop()?;
         loop {
-            // A process that has ended has no files. An id that is another process's by now shows files
-            // on this device without a name at most: those of another session, for one measurement.
+            // A process that has ended has no files. An id that is another process's by now shows
+            // files on this device without a name at most: those of another session, for one
+            // measurement.
             self.look_at(pid, &mut found);
             if Instant::now() >= until {
                 return Some(found);
@@ -59,7 +60,9 @@ impl OpenFiles {
         if !mapped.is_empty()
             && let Some(directory) = open(&format!("/proc/{pid}/map_files"))
         {
-            found.extend(mapped.iter().filter_map(|range| self.unlinked(&directory, range.as_str())));
+            found.extend(
+                mapped.iter().filter_map(|range| self.unlinked(&directory, range.as_str())),
+            );
         }
     }
 

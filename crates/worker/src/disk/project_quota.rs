@@ -31,7 +31,8 @@ impl ProjectQuota {
         let remedy = "mount it with `prjquota` (ext4 first needs `tune2fs -O project,quota`)";
         let quotas = check_quotas(root, QuotaKind::Project, "project quotas", remedy)?;
         let readable = File::open(root).and_then(|directory| Ok(project_of(directory)?));
-        readable.map_err(|error| Missing::new(format!("files have no projects: {error}"), remedy))?;
+        readable
+            .map_err(|error| Missing::new(format!("files have no projects: {error}"), remedy))?;
         Ok(Self { quotas })
     }
 }
@@ -41,8 +42,8 @@ impl Quota for ProjectQuota {
         DiskMechanism::ProjectQuota
     }
 
-    /// Mode `logical` has no filter, so its commands could leave the project. A session whose files are
-    /// older than the quota has none.
+    /// Mode `logical` has no filter, so its commands could leave the project. A session whose files
+    /// are older than the quota has none.
     fn covers(&self, target: &Target) -> bool {
         target.mode != Mode::Logical && is_in_project(&target.directory, target.ids.uid)
     }

@@ -35,8 +35,8 @@ pub(crate) trait Quota: fmt::Debug + Send + Sync {
         true
     }
 
-    /// What the session uses. Must be cheap: it is called about once a second for each session with a
-    /// run.
+    /// What the session uses. Must be cheap: it is called about once a second for each session with
+    /// a run.
     fn usage(&self, target: &Target) -> io::Result<DiskUsage>;
 
     /// The worker gives the session up. Its limits stay, since its files do. Does not block.
@@ -47,8 +47,8 @@ pub(crate) trait Quota: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// The directories of a session exist and have their owner: its own one, and those in it that are
-    /// created with it. Nothing else is in them if the session is new.
+    /// The directories of a session exist and have their owner: its own one, and those in it that
+    /// are created with it. Nothing else is in them if the session is new.
     fn adopt(&self, _directory: &Path, _inner: &[PathBuf], _ids: Ids) -> io::Result<()> {
         Ok(())
     }
@@ -59,8 +59,8 @@ pub(crate) trait Quota: fmt::Debug + Send + Sync {
         Ok(0)
     }
 
-    /// Frees what sessions had that were forgotten since the last call, or with `all` what any session
-    /// has: the worker stops.
+    /// Frees what sessions had that were forgotten since the last call, or with `all` what any
+    /// session has: the worker stops.
     fn close(&self, _all: bool) {}
 
     /// All files of a session are removed, and its user has no session any more.

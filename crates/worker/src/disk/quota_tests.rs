@@ -1,5 +1,6 @@
-//! Quotas of the kernel through the worker's own code: from the directory of a new session to the release
-//! of its id. They need a file system with quotas: `conformance::vm` runs these tests on one.
+//! Quotas of the kernel through the worker's own code: from the directory of a new session to the
+//! release of its id. They need a file system with quotas: `conformance::vm` runs these tests on
+//! one.
 
 use std::{
     fs::{self, File, Permissions},
@@ -72,7 +73,8 @@ impl Fixture {
 
     fn usage(&self, session: &Session) -> DiskUsage {
         let directory = session.workspace.parent().unwrap().to_owned();
-        let target = Target { session: session.id, directory, mode: Mode::Native, ids: session.ids };
+        let target =
+            Target { session: session.id, directory, mode: Mode::Native, ids: session.ids };
         self.quota.usage(&target).unwrap()
     }
 
@@ -157,7 +159,10 @@ async fn quota_limits_sessions(mechanism: DiskMechanism) {
     assert!((50..LIMITS.inodes).contains(&files), "{files}");
     assert_eq!(neighbour.create_files(100), 100, "the control");
     let usage = fixture.usage(&limited);
-    assert!(usage.inodes > files && usage.inodes <= LIMITS.inodes && usage.bytes < MIB, "{usage:?}");
+    assert!(
+        usage.inodes > files && usage.inodes <= LIMITS.inodes && usage.bytes < MIB,
+        "{usage:?}"
+    );
 
     // What was removed is free, and the next session with the id has its own limits.
     assert_eq!(fixture.limits(&limited), Amounts { bytes: LIMITS.bytes, inodes: LIMITS.inodes });

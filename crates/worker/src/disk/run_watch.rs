@@ -16,8 +16,8 @@ const SLACK: DiskUsage = DiskUsage { bytes: 1 << 20, inodes: 64 };
 #[derive(Debug)]
 pub(super) struct RunWatch {
     pub(super) limits: DiskLimits,
-    /// What the session used when the run started, or at the first measurement after. A run in a full
-    /// session may delete files; it is stopped when the session grows.
+    /// What the session used when the run started, or at the first measurement after. A run in a
+    /// full session may delete files; it is stopped when the session grows.
     pub(super) at_start: OnceLock<DiskUsage>,
     /// Lists its processes, once it has started.
     pub(super) processes: OnceLock<UsageReader>,
@@ -102,7 +102,11 @@ mod tests {
             assert_eq!(run.exceeds(full), None);
             assert_eq!(run.exceeds(usage((2 << 30) - 5, 5)), None, "it deletes");
             assert_eq!(run.exceeds(usage((2 << 30) + (2 << 20), 5)), Some(Limit::DiskBytes));
-            assert_eq!(run.exceeds(usage(1 << 30, 1001)), Some(Limit::Inodes), "each limit for itself");
+            assert_eq!(
+                run.exceeds(usage(1 << 30, 1001)),
+                Some(Limit::Inodes),
+                "each limit for itself"
+            );
         }
     }
 }

@@ -17,7 +17,10 @@ use std::{
 use codelia_sys::{Pid, resolve_beneath::proc_fd_path};
 use codelia_types::DiskUsage;
 use rustix::{
-    fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, SeekFrom, Stat, chmod, fstat, openat, seek, statat},
+    fs::{
+        AtFlags, CWD, FileType, Mode, OFlags, RawDir, SeekFrom, Stat, chmod, fstat, openat, seek,
+        statat,
+    },
     io::Errno,
     path::Arg,
 };
@@ -169,8 +172,8 @@ impl Walk {
         self.levels.push(Level { directory: Some(directory), inode, next, pending });
     }
 
-    /// Reads entries from a position and counts them. Stops at a subdirectory in a deep level, so that
-    /// no names are kept there.
+    /// Reads entries from a position and counts them. Stops at a subdirectory in a deep level, so
+    /// that no names are kept there.
     fn read(&mut self, from: u64) -> io::Result<()> {
         let is_deep = self.levels.len() > KEPT_LEVELS;
         let Some(mut level) = self.levels.pop() else { return Ok(()) };
@@ -267,8 +270,8 @@ impl Walk {
     }
 }
 
-/// Measures a directory in one go and returns what is allocated. Blocking. `None` if that is more than
-/// `max`, if something moves directories away from the walk, or if `is_stopped`.
+/// Measures a directory in one go and returns what is allocated. Blocking. `None` if that is more
+/// than `max`, if something moves directories away from the walk, or if `is_stopped`.
 pub(crate) fn measure(
     directory: &OwnedFd,
     max: DiskUsage,
@@ -322,8 +325,8 @@ fn open_unreadable(directory: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
     with_permissions(&found, Mode::RUSR | Mode::XUSR, open)
 }
 
-/// Does something in a directory that needs the permission to search it, also if its mode denies that to
-/// its own user.
+/// Does something in a directory that needs the permission to search it, also if its mode denies
+/// that to its own user.
 fn searching<T>(directory: &OwnedFd, work: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
     match work() {
         Err(Errno::ACCESS) => with_permissions(directory, Mode::XUSR, work),
@@ -331,8 +334,8 @@ fn searching<T>(directory: &OwnedFd, work: impl Fn() -> Result<T, Errno>) -> Res
     }
 }
 
-/// Does something while a directory gives more permissions to its own user, which the worker's may be: a
-/// command could hide files from it. Its mode is back after a moment.
+/// Does something while a directory gives more permissions to its own user, which the worker's may
+/// be: a command could hide files from it. Its mode is back after a moment.
 fn with_permissions<T>(
     directory: &OwnedFd,
     more: Mode,
@@ -481,12 +484,14 @@ mod tests {
         let (hidden, below) = (dir.join("hidden"), dir.join("hidden/below"));
         fs::create_dir_all(&below).unwrap();
         write(&below.join("file"), MIB);
-        let set_mode = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        let set_mode =
+            |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         for mode in [0o000, 0o100, 0o200, 0o300, 0o400, 0o600] {
             set_mode(&below, mode);
             set_mode(&hidden, mode);
             let found = walk(dir, NO_LIMIT);
-            let is_kept = |path: &Path| assert_eq!(fs::metadata(path).unwrap().mode() & 0o7777, mode);
+            let is_kept =
+                |path: &Path| assert_eq!(fs::metadata(path).unwrap().mode() & 0o7777, mode);
             is_kept(&hidden);
             set_mode(&hidden, 0o700);
             is_kept(&below);

@@ -1,6 +1,6 @@
-//! The free space for sessions: the worker keeps a reserve, so that what shares the file system with
-//! them, such as the database of a single machine, continues to work. Also which sessions belong to a
-//! tenant without room.
+//! The free space for sessions: the worker keeps a reserve, so that what shares the file system
+//! with them, such as the database of a single machine, continues to work. Also which sessions
+//! belong to a tenant without room.
 
 use std::{
     collections::HashSet,
@@ -21,8 +21,8 @@ use tokio::task::spawn_blocking;
 const MIB: u64 = 1024 * 1024;
 /// If none is configured, and at most a tenth of the file system.
 const DEFAULT_RESERVE: u64 = 1024 * MIB;
-/// The reserve is kept again when this share of it more is free than it, so that a worker does not change
-/// its mind all the time.
+/// The reserve is kept again when this share of it more is free than it, so that a worker does not
+/// change its mind all the time.
 const MARGIN_DIVISOR: u64 = 20;
 
 /// What is free where the sessions are.
@@ -63,7 +63,8 @@ impl Space {
         self.is_short.load(Ordering::Relaxed)
     }
 
-    /// Files may have been removed since the last look: none is refused for what is not true any more.
+    /// Files may have been removed since the last look: none is refused for what is not true any
+    /// more.
     pub(crate) async fn look_again_if_short(self: &Arc<Self>) {
         if self.is_short() {
             let space = self.clone();
@@ -103,8 +104,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The space of the file system with the root of sessions, or of what is above it if it does not exist
-/// yet. Blocking. `reserve` as in the option `worker.disk_reserve`.
+/// The space of the file system with the root of sessions, or of what is above it if it does not
+/// exist yet. Blocking. `reserve` as in the option `worker.disk_reserve`.
 ///
 /// # Errors
 /// As `statvfs(3)`.

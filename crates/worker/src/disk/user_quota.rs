@@ -62,7 +62,10 @@ pub(super) fn check_quotas(
     let failed = |error: codelia_sys::Error| Missing::new(format!("{name}: {error}"), remedy);
     let quotas = Quotas::open(root, kind).map_err(failed)?;
     if !quotas.are_enforced().map_err(failed)? {
-        return Err(Missing::new(format!("{name} are off on the file system of {}", root.display()), remedy));
+        return Err(Missing::new(
+            format!("{name} are off on the file system of {}", root.display()),
+            remedy,
+        ));
     }
     let privilege = "give the worker CAP_SYS_ADMIN in the initial user namespace";
     quotas

@@ -39,7 +39,11 @@ impl Egress {
         }
     }
 
-    async fn next(&self, asked: &mut mpsc::Receiver<Ask>, pending: &mut HashMap<ApprovalId, RunId>) {
+    async fn next(
+        &self,
+        asked: &mut mpsc::Receiver<Ask>,
+        pending: &mut HashMap<ApprovalId, RunId>,
+    ) {
         tokio::select! {
             // Never closed: `self` holds a sender.
             Some(ask) = asked.recv() => {

@@ -1,9 +1,9 @@
 //! The egress proxy of this worker: a process of its own that serves the sandboxes in network mode
 //! `proxy`.
 //!
-//! The table of sandboxes says what the proxy should know, and the task in `serve` brings it there: it
-//! starts the proxy with the first sandbox, restarts it when it dies, and sends what has changed. A
-//! run never waits for the proxy, except for its last records.
+//! The table of sandboxes says what the proxy should know, and the task in `serve` brings it there:
+//! it starts the proxy with the first sandbox, restarts it when it dies, and sends what has
+//! changed. A run never waits for the proxy, except for its last records.
 
 mod asks;
 mod control;
@@ -56,8 +56,8 @@ const UNPRIVILEGED: User = User { uid: 65534, gid: 65534 };
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the proxy may take to end with the worker.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Sandboxes in mode `proxy` use at most half of the descriptors, at this many each: its sockets and
-/// those of its processes.
+/// Sandboxes in mode `proxy` use at most half of the descriptors, at this many each: its sockets
+/// and those of its processes.
 const DESCRIPTORS_PER_SANDBOX: u64 = OPEN_SOCKETS as u64 + 29;
 /// Hosts that wait for a person to be asked.
 const MAX_ASKS: usize = 256;
@@ -158,8 +158,10 @@ impl Egress {
     /// Reads what was decided for a run's session since it was created.
     pub(crate) async fn decided(&self, subject: &Subject) -> Result<Decided, codelia_store::Error> {
         let sessions = [subject.session];
-        let (networks, grants) =
-            tokio::try_join!(self.store.session_networks(&sessions), asks::grants(&self.store, subject))?;
+        let (networks, grants) = tokio::try_join!(
+            self.store.session_networks(&sessions),
+            asks::grants(&self.store, subject)
+        )?;
         let lists = match networks.into_iter().next() {
             Some(changed) => self.tenants.lists(&self.store, &subject.tenant, changed).await?,
             None => Lists::default(),
@@ -167,8 +169,8 @@ impl Egress {
         Ok(Decided { lists, grants })
     }
 
-    /// Has the proxy serve a sandbox, as long as the returned value lives. Call it before the command
-    /// starts. `session` is the network policy that the session was created with.
+    /// Has the proxy serve a sandbox, as long as the returned value lives. Call it before the
+    /// command starts. `session` is the network policy that the session was created with.
     ///
     /// # Errors
     /// The lists of the policy are too long.

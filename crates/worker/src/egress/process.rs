@@ -56,13 +56,17 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts this program's own executable as the proxy, and connects to it.
-    pub(super) async fn start(cgroup: CgroupParent, number: u64) -> Result<(Self, Control), StartError> {
+    pub(super) async fn start(
+        cgroup: CgroupParent,
+        number: u64,
+    ) -> Result<(Self, Control), StartError> {
         let (ours, theirs) = packet::pair().map_err(StartError::at("create the control socket"))?;
         let control = Control::new(ours).map_err(StartError::at("use the control socket"))?;
         let program = program(theirs)?;
         let (started, first) = oneshot::channel();
         let (ending, ended) = oneshot::channel();
-        // The kernel kills the proxy when the thread that started it ends, so the thread waits for it.
+        // The kernel kills the proxy when the thread that started it ends, so the thread waits for
+        // it.
         let run = move || supervise(program, &cgroup, number, started, ending);
         let thread = thread::Builder::new().name("egress proxy".to_owned());
         thread.spawn(run).map_err(StartError::at("start a thread"))?;
@@ -71,8 +75,8 @@ impl Process {
         Ok((Self { child, ending: ended, ended: None }, control))
     }
 
-    /// Waits until it has ended and its control group is removed, and says how. Cancel-safe; further
-    /// calls return the same.
+    /// Waits until it has ended and its control group is removed, and says how. Cancel-safe;
+    /// further calls return the same.
     pub(super) async fn ended(&mut self) -> String {
         if let Some(how) = &self.ended {
             return how.clone();
@@ -111,7 +115,8 @@ impl Drop for Process {
 fn program(control: OwnedFd) -> Result<Program, StartError> {
     let executable = std::path::Path::new("/proc/self/exe");
     let null = fd::dev_null().map_err(StartError::at("open /dev/null"))?;
-    let log = io::stderr().as_fd().try_clone_to_owned().map_err(StartError::at("duplicate the log"))?;
+    let log =
+        io::stderr().as_fd().try_clone_to_owned().map_err(StartError::at("duplicate the log"))?;
     let program = Program::new(executable, ["egress"], [control, null, log])
         .map_err(StartError::at("name the executable"))?;
     Ok(program.new_process_group().die_with_parent())
@@ -148,7 +153,8 @@ fn supervise(
     }
 }
 
-/// Next to those of the sandboxes. On a host without delegated control groups the proxy runs without.
+/// Next to those of the sandboxes. On a host without delegated control groups the proxy runs
+/// without.
 fn create_group(parent: &CgroupParent, number: u64) -> Option<(Hierarchy, Group)> {
     let limits = cgroup::Limits {
         memory_bytes: Some(MAX_MEMORY_BYTES),

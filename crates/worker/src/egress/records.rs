@@ -101,12 +101,27 @@ fn sum(one: Totals, other: Totals) -> Totals {
 }
 
 fn event(connection: Connection) -> EventBody {
-    let Connection { via: how, host, port, address, refused, rule, sent, received, millis, count, .. } =
-        connection;
+    let Connection {
+        via: how,
+        host,
+        port,
+        address,
+        refused,
+        rule,
+        sent,
+        received,
+        millis,
+        count,
+        ..
+    } = connection;
     let refused = refused.map(bounded);
     let remedy = refused.as_deref().and_then(known_reason).map(|(_, remedy)| remedy);
     EventBody {
-        kind: if refused.is_some() { EventKind::NetworkRefused } else { EventKind::NetworkConnected },
+        kind: if refused.is_some() {
+            EventKind::NetworkRefused
+        } else {
+            EventKind::NetworkConnected
+        },
         field: refused.as_deref().and_then(field).map(str::to_owned),
         detail: json!({
             "via": via(how),

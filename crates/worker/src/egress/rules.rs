@@ -27,14 +27,14 @@ pub(super) struct Lists {
 pub(super) struct BaseRules {
     /// The network policy of the run.
     run: NetworkPolicy,
-    /// Whether the run has the lists of its session. They change with those; lists of its own can only
-    /// be tightened.
+    /// Whether the run has the lists of its session. They change with those; lists of its own can
+    /// only be tightened.
     follows_session: bool,
 }
 
 impl BaseRules {
-    /// `session` is the network policy that the session was created with, if it is known, and `tenant`
-    /// that of its tenant.
+    /// `session` is the network policy that the session was created with, if it is known, and
+    /// `tenant` that of its tenant.
     pub(super) fn new(
         run: &NetworkPolicy,
         session: Option<&NetworkPolicy>,
@@ -87,7 +87,11 @@ mod tests {
         NetworkPolicy { allowed_hosts: Some(hosts), ..NetworkPolicy::default() }
     }
 
-    fn hosts(base: &BaseRules, session: Option<&NetworkPolicy>, tenant: Option<&[&str]>) -> Vec<String> {
+    fn hosts(
+        base: &BaseRules,
+        session: Option<&NetworkPolicy>,
+        tenant: Option<&[&str]>,
+    ) -> Vec<String> {
         let tenant = tenant.map(|hosts| Arc::new(network(hosts)));
         base.under(&Lists { session: session.cloned(), tenant }).unwrap().allowed_hosts
     }
@@ -118,7 +122,10 @@ mod tests {
         // Admitted under the policy of its tenant, the run still has the lists of its session.
         let tenant = network(&["b.example", "c.example"]);
         let base = BaseRules::new(&network(&["b.example"]), Some(&created), Some(&tenant));
-        assert_eq!(hosts(&base, Some(&network(&["c.example"])), Some(&["c.example"])), ["c.example"]);
+        assert_eq!(
+            hosts(&base, Some(&network(&["c.example"])), Some(&["c.example"])),
+            ["c.example"]
+        );
     }
 
     #[test]
@@ -134,6 +141,9 @@ mod tests {
     fn rules_that_fit_no_message_are_refused() {
         let many: Vec<String> = (0..20_000).map(|n| format!("host-{n}.example")).collect();
         let policy = NetworkPolicy { allowed_hosts: Some(many), ..NetworkPolicy::default() };
-        assert_eq!(BaseRules::new(&policy, None, None).under(&Lists::default()), Err(RulesTooLarge));
+        assert_eq!(
+            BaseRules::new(&policy, None, None).under(&Lists::default()),
+            Err(RulesTooLarge)
+        );
     }
 }

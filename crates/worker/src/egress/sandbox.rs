@@ -6,7 +6,9 @@ use std::{
 };
 
 use codelia_backends::EgressSockets;
-use codelia_egress::control::{Assigned, Connection, Decision, Open, Request, TARGET_SOCKETS, Totals};
+use codelia_egress::control::{
+    Assigned, Connection, Decision, Open, Request, TARGET_SOCKETS, Totals,
+};
 use codelia_policy::EgressRules;
 use codelia_types::{RunId, SessionId, TenantId};
 use tokio::sync::OwnedSemaphorePermit;
@@ -105,8 +107,8 @@ impl Sandbox {
         }
     }
 
-    /// The messages that bring the proxy up to date, and what it was sent then; `None` if it does not
-    /// know the sandbox and need not.
+    /// The messages that bring the proxy up to date, and what it was sent then; `None` if it does
+    /// not know the sandbox and need not.
     pub(super) fn messages(&self, sent: Option<Sent>) -> (Vec<Message>, Option<Sent>) {
         let sandbox = self.subject.run;
         let mut state = self.lock();
@@ -129,7 +131,8 @@ impl Sandbox {
         };
         if now.version != state.version {
             now.version = state.version;
-            messages.push((Request::Update { sandbox, rules: Box::new(state.rules.clone()) }, None));
+            messages
+                .push((Request::Update { sandbox, rules: Box::new(state.rules.clone()) }, None));
         }
         for (host, port, decision) in state.decisions.drain(..) {
             messages.push((Request::Decide { sandbox, host, port, decision }, None));
@@ -251,7 +254,10 @@ mod tests {
         let (first, sent) = kinds(&sandbox, None);
         assert_eq!(first, ["open"]);
         assert_eq!(kinds(&sandbox, sent).0, [""; 0]);
-        let rules = EgressRules { allowed_ports: vec![1], ..sandbox.base.under(&Lists::default()).unwrap() };
+        let rules = EgressRules {
+            allowed_ports: vec![1],
+            ..sandbox.base.under(&Lists::default()).unwrap()
+        };
         assert!(sandbox.set_rules(rules.clone()) && !sandbox.set_rules(rules));
         sandbox.decide("a".into(), 1, Decision::Once);
         let (changed, sent) = kinds(&sandbox, sent);
@@ -267,13 +273,21 @@ mod tests {
     #[tokio::test]
     async fn next_proxy_gets_names_and_lasting_decisions() {
         let sandbox = sandbox().await;
-        let assigned =
-            |socket| Assigned { socket, host: "a".into(), address: [198, 18, 0, 1].into(), port: 443 };
+        let assigned = |socket| Assigned {
+            socket,
+            host: "a".into(),
+            address: [198, 18, 0, 1].into(),
+            port: 443,
+        };
         sandbox.assign(assigned(0));
         sandbox.assign(assigned(TARGET_SOCKETS));
         sandbox.decide("a".into(), 1, Decision::Once);
         sandbox.decide("b".into(), 1, Decision::Always);
-        assert_eq!(kinds(&sandbox, None).0, ["open with names", "decide"], "what was for once is over");
+        assert_eq!(
+            kinds(&sandbox, None).0,
+            ["open with names", "decide"],
+            "what was for once is over"
+        );
         sandbox.proxy_ended();
         assert_eq!(kinds(&sandbox, None).0, ["open with names", "decide"]);
         assert_eq!(sandbox.lock().assigned.len(), 1, "a socket that does not exist is ignored");

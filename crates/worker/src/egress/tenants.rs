@@ -29,7 +29,9 @@ impl Tenants {
         session: SessionNetwork,
     ) -> Result<Lists, Error> {
         let SessionNetwork { network, tenant_version, .. } = session;
-        let Some(version) = tenant_version else { return Ok(Lists { session: network, tenant: None }) };
+        let Some(version) = tenant_version else {
+            return Ok(Lists { session: network, tenant: None });
+        };
         let tenant = match self.known(tenant, version) {
             Some(known) => known,
             None => self.remember(tenant, version, store.tenant_network(tenant, version).await?),
@@ -42,7 +44,12 @@ impl Tenants {
         known.get(tenant).filter(|(of, _)| *of == version).map(|(_, network)| network.clone())
     }
 
-    fn remember(&self, tenant: &TenantId, version: i64, network: NetworkPolicy) -> Arc<NetworkPolicy> {
+    fn remember(
+        &self,
+        tenant: &TenantId,
+        version: i64,
+        network: NetworkPolicy,
+    ) -> Arc<NetworkPolicy> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MAX_ENTRIES {
             known.clear();

@@ -1,5 +1,5 @@
-//! The trust store of sandboxes whose requests get credentials: the system's authorities, and the one
-//! with which the proxy terminates TLS for the hosts of those credentials.
+//! The trust store of sandboxes whose requests get credentials: the system's authorities, and the
+//! one with which the proxy terminates TLS for the hosts of those credentials.
 
 use std::{
     fs, io,
@@ -48,17 +48,18 @@ impl TrustStore {
         Ok(Self(format!("{system}\n{}", read(&authority.certificate_file)?).into()))
     }
 
-    /// Puts it into a sandbox, in the place of the host's or the image's. The variables of the caller
-    /// win.
+    /// Puts it into a sandbox, in the place of the host's or the image's. The variables of the
+    /// caller win.
     ///
     /// # Errors
     /// The policy opens a path of the host there, in which nothing may be written.
     pub(crate) fn add_to(&self, plan: &mut Plan) -> Result<(), OpenedPath> {
         let target = Path::new(SYSTEM_BUNDLE);
         let is_opened = |mount: &Mount| match mount {
-            Mount::Bind { .. } | Mount::Overlay { .. } | Mount::Transaction { .. } | Mount::Volume { .. } => {
-                target.starts_with(mount.target())
-            }
+            Mount::Bind { .. }
+            | Mount::Overlay { .. }
+            | Mount::Transaction { .. }
+            | Mount::Volume { .. } => target.starts_with(mount.target()),
             _ => false,
         };
         if plan.mounts.iter().any(is_opened) {
@@ -76,7 +77,9 @@ impl TrustStore {
 
 /// The policy opens the place of the trust store.
 #[derive(Debug, thiserror::Error)]
-#[error("credentials need {SYSTEM_BUNDLE}, which policy.filesystem opens from the host (leave it out there)")]
+#[error(
+    "credentials need {SYSTEM_BUNDLE}, which policy.filesystem opens from the host (leave it out there)"
+)]
 pub(crate) struct OpenedPath;
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> TrustError {
@@ -113,8 +116,13 @@ mod tests {
         let mut free = plan(vec![Mount::Runtime { path: "/etc/ssl/certs".into() }, Mount::Proc]);
         free.env.insert("SSL_CERT_FILE".into(), "own".into());
         store.add_to(&mut free).unwrap();
-        assert!(matches!(&free.mounts[1], Mount::File { target, .. } if target == Path::new(SYSTEM_BUNDLE)));
-        assert_eq!((&*free.env["SSL_CERT_FILE"], &*free.env["CURL_CA_BUNDLE"]), ("own", SYSTEM_BUNDLE));
+        assert!(
+            matches!(&free.mounts[1], Mount::File { target, .. } if target == Path::new(SYSTEM_BUNDLE))
+        );
+        assert_eq!(
+            (&*free.env["SSL_CERT_FILE"], &*free.env["CURL_CA_BUNDLE"]),
+            ("own", SYSTEM_BUNDLE)
+        );
         let path = PathBuf::from("/etc/ssl");
         let bind = Mount::Bind { source: path.clone(), target: path, writable: false };
         assert!(store.add_to(&mut plan(vec![bind])).is_err());

@@ -31,11 +31,13 @@ impl Egress {
         if open.is_empty() {
             return Ok(());
         }
-        let mut sessions: Vec<SessionId> = open.iter().map(|sandbox| sandbox.subject.session).collect();
+        let mut sessions: Vec<SessionId> =
+            open.iter().map(|sandbox| sandbox.subject.session).collect();
         sessions.sort_unstable();
         sessions.dedup();
         let changed = self.store.session_networks(&sessions).await?;
-        let changed: HashMap<_, _> = changed.into_iter().map(|changed| (changed.session, changed)).collect();
+        let changed: HashMap<_, _> =
+            changed.into_iter().map(|changed| (changed.session, changed)).collect();
         for sandbox in open {
             let Subject { session, tenant, .. } = &sandbox.subject;
             if let Some(changed) = changed.get(session) {

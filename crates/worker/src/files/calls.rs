@@ -11,7 +11,8 @@ use codelia_sys::{
 use codelia_types::Reason;
 use memchr::memmem::Finder;
 use rustix::fs::{
-    Access, AtFlags, FileType, Mode, RenameFlags, accessat, mkdirat, renameat, renameat_with, unlinkat,
+    Access, AtFlags, FileType, Mode, RenameFlags, accessat, mkdirat, renameat, renameat_with,
+    unlinkat,
 };
 use uuid::Uuid;
 
@@ -28,10 +29,15 @@ const MAX_EDIT_BYTES: usize = 16 * 1024 * 1024;
 const DIRECTORY_MODE: Mode =
     Mode::RWXU.union(Mode::RGRP).union(Mode::XGRP).union(Mode::ROTH).union(Mode::XOTH);
 
-pub(super) fn stat(workspace: &Workspace, request: &v1::StatFileRequest) -> Result<v1::File, FileError> {
-    let final_symlink = if request.no_follow { FinalSymlink::NoFollow } else { FinalSymlink::Follow };
+pub(super) fn stat(
+    workspace: &Workspace,
+    request: &v1::StatFileRequest,
+) -> Result<v1::File, FileError> {
+    let final_symlink =
+        if request.no_follow { FinalSymlink::NoFollow } else { FinalSymlink::Follow };
     workspace.as_session(|| {
-        let (target, entry) = workspace.find_entry(&request.path, final_symlink, FileAccess::Read)?;
+        let (target, entry) =
+            workspace.find_entry(&request.path, final_symlink, FileAccess::Read)?;
         describe(&target.path, &entry)
     })
 }
@@ -46,7 +52,8 @@ pub(super) fn make_directory(
         } else {
             make_one(workspace, Path::new(&request.path), false)?;
         }
-        let (target, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
+        let (target, entry) =
+            workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
         describe(&target.path, &entry)
     })
 }
@@ -77,9 +84,14 @@ fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), F
     }
 }
 
-pub(super) fn move_file(workspace: &Workspace, request: &v1::MoveFileRequest) -> Result<v1::File, FileError> {
+pub(super) fn move_file(
+    workspace: &Workspace,
+    request: &v1::MoveFileRequest,
+) -> Result<v1::File, FileError> {
     let resolve = |path, field| {
-        workspace.resolve(path, FinalSymlink::NoFollow, FileAccess::Replace).map_err(FileError::at(field))
+        workspace
+            .resolve(path, FinalSymlink::NoFollow, FileAccess::Replace)
+            .map_err(FileError::at(field))
     };
     workspace.as_session(|| {
         let mut from = resolve(&request.source_path, "source_path")?;
@@ -93,7 +105,10 @@ pub(super) fn move_file(workspace: &Workspace, request: &v1::MoveFileRequest) ->
     })
 }
 
-pub(super) fn copy(workspace: &Workspace, request: &v1::CopyFileRequest) -> Result<v1::File, FileError> {
+pub(super) fn copy(
+    workspace: &Workspace,
+    request: &v1::CopyFileRequest,
+) -> Result<v1::File, FileError> {
     let at_source = FileError::at("source_path");
     let (source, mut upload) = workspace.as_session(|| {
         let (_, entry) = workspace.find_file(&request.source_path).map_err(&at_source)?;
@@ -110,17 +125,27 @@ pub(super) fn copy(workspace: &Workspace, request: &v1::CopyFileRequest) -> Resu
     upload.publish(workspace).map_err(FileError::at("destination_path"))
 }
 
-pub(super) fn remove(workspace: &Workspace, request: &v1::RemoveFileRequest) -> Result<(), FileError> {
+pub(super) fn remove(
+    workspace: &Workspace,
+    request: &v1::RemoveFileRequest,
+) -> Result<(), FileError> {
     let left = workspace.as_session(|| {
         let (target, entry) =
             workspace.find_entry(&request.path, FinalSymlink::NoFollow, FileAccess::Replace)?;
         match (entry.kind(), request.recursive) {
             (FileType::Directory, true) => {
                 // The session's user must be allowed to remove it from its parent.
-                accessat(&target.parent, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?;
+                accessat(
+                    &target.parent,
+                    ".",
+                    Access::WRITE_OK | Access::EXEC_OK,
+                    AtFlags::EACCESS,
+                )?;
                 return Ok(Some(target));
             }
-            (FileType::Directory, false) => unlinkat(&target.parent, &target.name, AtFlags::REMOVEDIR)?,
+            (FileType::Directory, false) => {
+                unlinkat(&target.parent, &target.name, AtFlags::REMOVEDIR)?
+            }
             _ => unlinkat(&target.parent, &target.name, AtFlags::empty())?,
         }
         Ok(None)
@@ -164,7 +189,8 @@ pub(super) fn edit(
         return Err(Reason::FileTooLarge.into());
     }
     workspace.check_deadline()?;
-    let _result_memory = workspace.permit.try_reserve(edit.result_bytes).ok_or(Reason::TooManyFileCalls)?;
+    let _result_memory =
+        workspace.permit.try_reserve(edit.result_bytes).ok_or(Reason::TooManyFileCalls)?;
     upload.append(workspace, &edit.result())?;
     let file = upload.publish(workspace)?;
     Ok(v1::EditFileResponse { file: Some(file), replacements: edit.count })

@@ -181,7 +181,9 @@ fn text(reason: Reason) -> &'static str {
         Reason::PathLeadsOut => "the path leaves the workspace",
         Reason::PathDenied => "forbidden by the session's policy",
         Reason::FilePermission => "forbidden by the file's permissions",
-        Reason::FileTooLarge => "larger than the maximum file size of this session (16 MiB to edit a file)",
+        Reason::FileTooLarge => {
+            "larger than the maximum file size of this session (16 MiB to edit a file)"
+        }
         Reason::DiskFull => {
             "the worker's disk is full, or has less free than its reserve; remove files (`codelia rm`) or close \
              sessions, or ask an operator for space"
@@ -193,10 +195,14 @@ fn text(reason: Reason) -> &'static str {
         Reason::SessionDiskFull => "the session's files exceed its limit; remove some",
         Reason::FileChanged => "the file was replaced; read it again and retry",
         Reason::TextNotFound => "text to replace not found in the file",
-        Reason::TextAmbiguous => "text to replace occurs more than once; extend it or set `replace_all`",
+        Reason::TextAmbiguous => {
+            "text to replace occurs more than once; extend it or set `replace_all`"
+        }
         Reason::InvalidField => "not a valid file path",
         Reason::TooManyFileCalls => "too many file calls are open; retry",
-        Reason::SessionBusy => "a transactional run is alone in the session; retry when it has ended",
+        Reason::SessionBusy => {
+            "a transactional run is alone in the session; retry when it has ended"
+        }
         Reason::SessionHoldsChanges => {
             "the session holds changes of a run; apply or discard them (codelia apply, codelia discard)"
         }
@@ -219,7 +225,8 @@ fn text(reason: Reason) -> &'static str {
 impl From<FileError> for Status {
     fn from(error: FileError) -> Self {
         let reason = error.reason;
-        let details = ErrorDetails::with_error_info(reason.as_str(), ERROR_DOMAIN, error.metadata());
+        let details =
+            ErrorDetails::with_error_info(reason.as_str(), ERROR_DOMAIN, error.metadata());
         Self::with_error_details(Code::from_i32(reason.code() as i32), error.message(), details)
     }
 }

@@ -43,7 +43,9 @@ impl CallLimiter {
     pub(crate) fn try_acquire(self: &Arc<Self>, tenant: &str) -> Option<CallPermit> {
         let mut by_tenant = self.lock();
         let all: usize = by_tenant.values().map(|held| held.calls).sum();
-        if all >= MAX_CALLS || by_tenant.get(tenant).is_some_and(|own| own.calls >= MAX_CALLS_PER_TENANT) {
+        if all >= MAX_CALLS
+            || by_tenant.get(tenant).is_some_and(|own| own.calls >= MAX_CALLS_PER_TENANT)
+        {
             return None;
         }
         by_tenant.entry(tenant.to_owned()).or_default().calls += 1;
@@ -61,7 +63,9 @@ impl CallPermit {
         let mut by_tenant = self.limiter.lock();
         let all: usize = by_tenant.values().map(|held| held.bytes).sum();
         let own = by_tenant.get_mut(&self.tenant)?;
-        if all.saturating_add(bytes) > MAX_BYTES || own.bytes.saturating_add(bytes) > MAX_BYTES_PER_TENANT {
+        if all.saturating_add(bytes) > MAX_BYTES
+            || own.bytes.saturating_add(bytes) > MAX_BYTES_PER_TENANT
+        {
             return None;
         }
         own.bytes += bytes;

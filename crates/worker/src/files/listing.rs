@@ -30,15 +30,16 @@ const MAX_PAGE_BYTES: usize = 1024 * 1024;
 /// The kernel's limit for a path. A longer one cannot be requested.
 const MAX_PATH: usize = 4095;
 
-/// Lists a page of a directory. A page token is the path from the directory to the last file of the page
-/// before, in hexadecimal digits.
+/// Lists a page of a directory. A page token is the path from the directory to the last file of the
+/// page before, in hexadecimal digits.
 pub(super) fn list(
     workspace: &Workspace,
     request: &v1::ListFilesRequest,
 ) -> Result<v1::ListFilesResponse, FileError> {
     let after = hex::decode(&request.page_token).map_err(|_| Reason::InvalidField)?;
     workspace.as_session(|| {
-        let (target, entry) = workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
+        let (target, entry) =
+            workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
         if entry.kind() != FileType::Directory {
             return Err(Reason::NotADirectory.into());
         }
@@ -54,8 +55,11 @@ pub(super) fn list(
         };
         let depth = usize::try_from(request.depth).unwrap_or(1).clamp(1, MAX_DEPTH);
         page.add_directory(&entry, &entry.open()?, &target.path, &after, depth)?;
-        let next_page_token =
-            if page.is_full { hex::encode(page.last.as_os_str().as_bytes()) } else { String::new() };
+        let next_page_token = if page.is_full {
+            hex::encode(page.last.as_os_str().as_bytes())
+        } else {
+            String::new()
+        };
         Ok(v1::ListFilesResponse { files: page.files, next_page_token })
     })
 }
@@ -97,7 +101,8 @@ impl Page<'_> {
         while !self.is_full {
             // One more than fits, to know whether another page follows.
             let left = self.size + 1 - self.files.len();
-            let names = first_names(directory, &last, left, visible, || workspace.check_deadline())?;
+            let names =
+                first_names(directory, &last, left, visible, || workspace.check_deadline())?;
             let bytes = names.iter().map(|name| name.len()).sum();
             let _memory = workspace.permit.try_reserve(bytes).ok_or(Reason::TooManyFileCalls)?;
             for name in &names {
@@ -137,7 +142,8 @@ impl Page<'_> {
         after: &[&OsStr],
         depth: usize,
     ) -> Result<(), FileError> {
-        if self.is_full || found.kind() != FileType::Directory || path.as_os_str().len() > MAX_PATH {
+        if self.is_full || found.kind() != FileType::Directory || path.as_os_str().len() > MAX_PATH
+        {
             return Ok(());
         }
         match found.open().map_err(FileError::from) {
@@ -196,7 +202,8 @@ mod tests {
         }
         let directory = File::open(temp.path()).unwrap();
         let names = |after: &str, max| {
-            first_names(&directory, OsStr::new(after), max, |name| name != "hidden", || Ok(())).unwrap()
+            first_names(&directory, OsStr::new(after), max, |name| name != "hidden", || Ok(()))
+                .unwrap()
         };
         assert_eq!(names("", 2), ["a", "b"]);
         assert_eq!(names("b", 9), ["c", "d"]);

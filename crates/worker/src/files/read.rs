@@ -30,7 +30,10 @@ pub(super) struct FileRead {
 }
 
 impl FileRead {
-    pub(super) fn open(workspace: Workspace, request: &v1::ReadFileRequest) -> Result<Self, FileError> {
+    pub(super) fn open(
+        workspace: Workspace,
+        request: &v1::ReadFileRequest,
+    ) -> Result<Self, FileError> {
         let negative = |_| Reason::InvalidField;
         let (file, head, offset, end) = workspace.as_session(|| {
             let (target, entry) = workspace.find_file(&request.path)?;
@@ -51,12 +54,15 @@ impl FileRead {
         let max = self.end.saturating_sub(self.offset).min(READ_BYTES as u64);
         let (file, offset) = (self.file.clone(), self.offset);
         let piece =
-            blocking(move || read_at(&file, offset, usize::try_from(max).unwrap_or(READ_BYTES))).await?;
+            blocking(move || read_at(&file, offset, usize::try_from(max).unwrap_or(READ_BYTES)))
+                .await?;
         self.offset += piece.len() as u64;
         Ok((!piece.is_empty()).then(|| read_file_response::Kind::Data(piece.into())))
     }
 
-    pub(super) fn into_stream(self) -> impl Stream<Item = Result<v1::ReadFileResponse, Status>> + Send {
+    pub(super) fn into_stream(
+        self,
+    ) -> impl Stream<Item = Result<v1::ReadFileResponse, Status>> + Send {
         stream::try_unfold(self, |mut read| async move {
             let Some(kind) = read.next().await? else { return Ok(None) };
             Ok(Some((v1::ReadFileResponse { kind: Some(kind) }, read)))

@@ -16,7 +16,8 @@ const BATCH: DiskUsage = DiskUsage { bytes: 4 << 20, inodes: 256 };
 /// Files without a name are counted in steps of this many bytes.
 const UNNAMED_STEP: u64 = 1 << 20;
 
-/// The part of a session's limits that one call has reserved. When it ends, the session is measured.
+/// The part of a session's limits that one call has reserved. When it ends, the session is
+/// measured.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     disk: Arc<Disk>,
@@ -39,7 +40,8 @@ impl Reservation {
         let inodes = wanted.inodes.saturating_sub(left.inodes);
         if bytes > 0 || inodes > 0 {
             let batch = |missing: u64, batch: u64| if missing > 0 { missing.max(batch) } else { 0 };
-            let more = DiskUsage { bytes: batch(bytes, BATCH.bytes), inodes: batch(inodes, BATCH.inodes) };
+            let more =
+                DiskUsage { bytes: batch(bytes, BATCH.bytes), inodes: batch(inodes, BATCH.inodes) };
             let reserved = match self.disk.reserve(self.session, more) {
                 Ok(()) => more,
                 // Near the limit there may be room for this, although not for a batch.
@@ -63,7 +65,13 @@ impl Reservation {
 impl Reservation {
     /// What a file of this call holds that has no name yet.
     pub(crate) fn unnamed(&self) -> UnnamedBytes {
-        UnnamedBytes { disk: self.disk.clone(), session: self.session, written: 0, held: 0, has_name: false }
+        UnnamedBytes {
+            disk: self.disk.clone(),
+            session: self.session,
+            written: 0,
+            held: 0,
+            has_name: false,
+        }
     }
 }
 

@@ -56,7 +56,14 @@ impl FileService {
         leases: Arc<SessionLeases>,
         space: Arc<Space>,
     ) -> Self {
-        Self { workspaces, decider, leases, limiter: Arc::default(), watches: Arc::default(), space }
+        Self {
+            workspaces,
+            decider,
+            leases,
+            limiter: Arc::default(),
+            watches: Arc::default(),
+            space,
+        }
     }
 
     /// Takes over or releases the session if only the store knows that this worker holds it.
@@ -86,7 +93,8 @@ impl FileService {
             self.check_space(held.session).await?;
         }
         self.recover_unknown(held).await?;
-        let permit = self.limiter.try_acquire(held.tenant.as_str()).ok_or(Reason::TooManyFileCalls)?;
+        let permit =
+            self.limiter.try_acquire(held.tenant.as_str()).ok_or(Reason::TooManyFileCalls)?;
         let use_of_workspace = self.workspaces.enter(held.session, use_of_files).await?;
         let (workspaces, held) = (self.workspaces.clone(), held.clone());
         blocking(move || workspaces.open(&held, permit, use_of_workspace, use_of_files)).await
@@ -135,11 +143,15 @@ impl FileService {
         read.map_err(FileError::at("path"))
     }
 
-    async fn write(&self, request: Request<Streaming<v1::WriteFileRequest>>) -> Result<v1::File, FileError> {
+    async fn write(
+        &self,
+        request: Request<Streaming<v1::WriteFileRequest>>,
+    ) -> Result<v1::File, FileError> {
         use write_file_request::Kind;
         let held = held(&request)?;
         let mut requests = request.into_inner();
-        let Some(Kind::Open(open)) = next(&mut requests).await?.and_then(|message| message.kind) else {
+        let Some(Kind::Open(open)) = next(&mut requests).await?.and_then(|message| message.kind)
+        else {
             return Err(Reason::InvalidField.into());
         };
         let workspace = Arc::new(self.open(&held, Use::Add).await?);
@@ -194,7 +206,8 @@ impl FileService {
         use import_files_request::Kind;
         let held = held(&request)?;
         let mut requests = request.into_inner();
-        let Some(Kind::Open(open)) = next(&mut requests).await?.and_then(|message| message.kind) else {
+        let Some(Kind::Open(open)) = next(&mut requests).await?.and_then(|message| message.kind)
+        else {
             return Err(Reason::InvalidField.into());
         };
         let (workspace, permits) = self.open_archive(&held, Use::Add).await?;
@@ -222,7 +235,9 @@ fn held<T>(request: &Request<T>) -> Result<HeldSession, FileError> {
     HeldSession::from_metadata(request.metadata()).ok_or_else(|| Reason::Unavailable.into())
 }
 
-fn export_stream(export: Export) -> impl Stream<Item = Result<v1::ExportFilesResponse, Status>> + Send {
+fn export_stream(
+    export: Export,
+) -> impl Stream<Item = Result<v1::ExportFilesResponse, Status>> + Send {
     stream::try_unfold(export, |mut export| async move {
         let (next, export) = blocking(move || export.next().map(|next| (next, export))).await?;
         let Some(kind) = next else { return Ok(None) };
@@ -246,7 +261,11 @@ async fn begin(workspace: &Arc<Workspace>, open: v1::WriteFileOpen) -> Result<Up
     .await
 }
 
-async fn append(workspace: Arc<Workspace>, mut upload: Upload, data: Bytes) -> Result<Upload, FileError> {
+async fn append(
+    workspace: Arc<Workspace>,
+    mut upload: Upload,
+    data: Bytes,
+) -> Result<Upload, FileError> {
     blocking(move || upload.append(&workspace, &data).map(|()| upload)).await
 }
 
@@ -272,8 +291,10 @@ impl WorkerFileService for FileService {
 #[tonic::async_trait]
 impl file_service_server::FileService for FileService {
     type ReadFileStream = Pin<Box<dyn Stream<Item = Result<v1::ReadFileResponse, Status>> + Send>>;
-    type ExportFilesStream = Pin<Box<dyn Stream<Item = Result<v1::ExportFilesResponse, Status>> + Send>>;
-    type WatchFilesStream = Pin<Box<dyn Stream<Item = Result<v1::WatchFilesResponse, Status>> + Send>>;
+    type ExportFilesStream =
+        Pin<Box<dyn Stream<Item = Result<v1::ExportFilesResponse, Status>> + Send>>;
+    type WatchFilesStream =
+        Pin<Box<dyn Stream<Item = Result<v1::WatchFilesResponse, Status>> + Send>>;
 
     async fn write_file(
         &self,

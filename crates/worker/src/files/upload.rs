@@ -1,6 +1,6 @@
 //! A file that is being written. It has no name until it is complete, so an interrupted call,
-//! worker or host leaves nothing behind. The session's user writes it: the worker's own rights would
-//! pass quotas and take the blocks that are reserved for root.
+//! worker or host leaves nothing behind. The session's user writes it: the worker's own rights
+//! would pass quotas and take the blocks that are reserved for root.
 
 use std::{
     fs::{File, Permissions},
@@ -62,7 +62,11 @@ pub(crate) struct Upload {
 
 impl Upload {
     /// Begins to write the file at a path. Call it as the session.
-    pub(crate) fn begin(workspace: &Workspace, path: &str, options: WriteOptions) -> Result<Self, FileError> {
+    pub(crate) fn begin(
+        workspace: &Workspace,
+        path: &str,
+        options: WriteOptions,
+    ) -> Result<Self, FileError> {
         let target = workspace.resolve(path, FinalSymlink::Follow, FileAccess::Write)?;
         Self::begin_at(workspace, target, options)
     }
@@ -78,7 +82,8 @@ impl Upload {
         let mode = options.mode.or(target.entry.as_ref().map(|entry| entry.stat.st_mode));
         let file = target.create_unnamed_file()?;
         file.set_permissions(Permissions::from_mode(mode.unwrap_or(DEFAULT_MODE) & MODE_MASK))?;
-        let upload = Self { target, file, written: 0, options, unnamed: workspace.reservation.unnamed() };
+        let upload =
+            Self { target, file, written: 0, options, unnamed: workspace.reservation.unnamed() };
         upload.check_unchanged()?;
         Ok(upload)
     }
@@ -95,7 +100,11 @@ impl Upload {
     }
 
     /// Appends all of another file.
-    pub(crate) fn append_file(&mut self, workspace: &Workspace, from: &File) -> Result<(), FileError> {
+    pub(crate) fn append_file(
+        &mut self,
+        workspace: &Workspace,
+        from: &File,
+    ) -> Result<(), FileError> {
         loop {
             workspace.check_deadline()?;
             // One byte more than allowed shows that the file is too large.
@@ -123,7 +132,9 @@ impl Upload {
     pub(crate) fn publish(mut self, workspace: &Workspace) -> Result<v1::File, FileError> {
         workspace.check_held()?;
         self.check_unchanged()?;
-        match workspace.as_session(|| Ok(self.link(&self.target.parent, Path::new(&self.target.name))?)) {
+        match workspace
+            .as_session(|| Ok(self.link(&self.target.parent, Path::new(&self.target.name))?))
+        {
             Err(error) if error.reason == Reason::FileExists && self.options.replace => {
                 self.replace(workspace)?
             }

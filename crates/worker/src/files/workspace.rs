@@ -85,8 +85,8 @@ pub(crate) struct Workspace {
 }
 
 impl Workspaces {
-    /// Waits until no transactional run is alone in the session. While it holds changes, its files may
-    /// only be read.
+    /// Waits until no transactional run is alone in the session. While it holds changes, its files
+    /// may only be read.
     pub(crate) async fn enter(
         &self,
         session: SessionId,
@@ -110,7 +110,8 @@ impl Workspaces {
         use_of_files: Use,
     ) -> Result<Workspace, FileError> {
         let HeldSession { session, epoch, .. } = *requested;
-        let (spec, ids) = self.core.sessions.for_files(session, epoch).ok_or(Reason::Unavailable)?;
+        let (spec, ids) =
+            self.core.sessions.for_files(session, epoch).ok_or(Reason::Unavailable)?;
         let root = Root::open(&self.core.root.session(session), Path::new(WORKSPACE))?;
         let workspace = Workspace {
             // In mode `logical` commands run as the worker's own user.
@@ -154,7 +155,10 @@ impl Workspace {
     }
 
     /// Does `work` as the user of the session's commands.
-    pub(crate) fn as_session<T>(&self, work: impl FnOnce() -> Result<T, FileError>) -> Result<T, FileError> {
+    pub(crate) fn as_session<T>(
+        &self,
+        work: impl FnOnce() -> Result<T, FileError>,
+    ) -> Result<T, FileError> {
         match self.user {
             None => work(),
             Some(Ids { uid, gid }) => as_user(uid, gid, work).map_err(FileError::from)?,
@@ -246,7 +250,9 @@ pub(crate) fn describe(path: &Path, entry: &Entry) -> Result<v1::File, FileError
     let (kind, link_target) = match entry.kind() {
         FileType::RegularFile => (FileKind::Regular, String::new()),
         FileType::Directory => (FileKind::Directory, String::new()),
-        FileType::Symlink => (FileKind::Symlink, entry.link_target()?.to_string_lossy().into_owned()),
+        FileType::Symlink => {
+            (FileKind::Symlink, entry.link_target()?.to_string_lossy().into_owned())
+        }
         _ => (FileKind::Special, String::new()),
     };
     let nanos = i32::try_from(stat.st_mtime_nsec).unwrap_or(0);

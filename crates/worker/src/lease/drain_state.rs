@@ -17,7 +17,11 @@ pub(crate) struct DrainState {
 
 impl DrainState {
     pub(crate) fn new(receipts: Arc<Receipts>) -> Self {
-        Self { shutting_down: AtomicBool::new(false), by_operator: AtomicBool::new(false), receipts }
+        Self {
+            shutting_down: AtomicBool::new(false),
+            by_operator: AtomicBool::new(false),
+            receipts,
+        }
     }
 
     /// Whether the worker must not take anything new: it shuts down, an operator drains it, or one

@@ -4,8 +4,8 @@
 //! lease always ends here before it ends in the database. When it cannot renew in time, the worker
 //! fences itself: it kills everything that runs under the lease, then registers a new incarnation.
 //!
-//! The keeper runs on a thread of its own with its own connection. Nothing that it calls may wait for
-//! the worker's runtime, except to see killed runs end: load must not cost the lease.
+//! The keeper runs on a thread of its own with its own connection. Nothing that it calls may wait
+//! for the worker's runtime, except to see killed runs end: load must not cost the lease.
 
 use std::{future::Future, pin::pin, time::Duration};
 
@@ -25,9 +25,15 @@ const MAX_FIRST_REGISTRATION: Duration = Duration::from_secs(10);
 /// What the keeper needs from the worker.
 pub(crate) trait LeaseClient: Send + Sync {
     /// Registers a new incarnation.
-    fn register(&self, incarnation: Incarnation) -> impl Future<Output = Result<Heartbeat, Error>> + Send;
+    fn register(
+        &self,
+        incarnation: Incarnation,
+    ) -> impl Future<Output = Result<Heartbeat, Error>> + Send;
     /// Renews all leases of the incarnation.
-    fn renew(&self, incarnation: Incarnation) -> impl Future<Output = Result<Heartbeat, Error>> + Send;
+    fn renew(
+        &self,
+        incarnation: Incarnation,
+    ) -> impl Future<Output = Result<Heartbeat, Error>> + Send;
     /// Called with the answer to each registration and renewal, and the lease that follows from it.
     fn on_heartbeat(&self, heartbeat: Heartbeat, lease: &WorkerLease);
     /// Kills and forgets everything of the lost lease. Its fence is already cancelled.
@@ -47,14 +53,16 @@ pub(crate) async fn register_first(
                 lease.replace(registered);
                 return Ok(());
             }
-            Err(error) if error.is_transient() && Instant::now() < deadline => retry(&error, term).await,
+            Err(error) if error.is_transient() && Instant::now() < deadline => {
+                retry(&error, term).await
+            }
             Err(error) => return Err(error),
         }
     }
 }
 
-/// Keeps the lease: renews it, and registers again whenever it is lost. Never returns. Records progress
-/// after each step, whether it succeeded or not.
+/// Keeps the lease: renews it, and registers again whenever it is lost. Never returns. Records
+/// progress after each step, whether it succeeded or not.
 pub(crate) async fn keep(
     client: &impl LeaseClient,
     term: LeaseTerm,
@@ -135,7 +143,9 @@ async fn renew(
                 client.on_heartbeat(heartbeat, &renewed);
                 return Ok(renewed);
             }
-            Ok(Err(Error::Fenced)) => return Err("it expired in the store or another incarnation has it"),
+            Ok(Err(Error::Fenced)) => {
+                return Err("it expired in the store or another incarnation has it");
+            }
             Err(_) => return Err("the store did not answer in time"),
             Ok(Err(error)) => tracing::warn!(%error, "lease renewal failed, retrying"),
         }
@@ -145,7 +155,11 @@ async fn renew(
     }
 }
 
-async fn register_until_done(client: &impl LeaseClient, term: LeaseTerm, progress: &Progress) -> WorkerLease {
+async fn register_until_done(
+    client: &impl LeaseClient,
+    term: LeaseTerm,
+    progress: &Progress,
+) -> WorkerLease {
     loop {
         progress.record();
         match register(client, term).await {
@@ -295,7 +309,8 @@ mod tests {
         assert_eq!(lost_after(&database).await, LIVE);
     }
 
-    /// A keeper that renews every third of the lease time, with this database, for many lease times.
+    /// A keeper that renews every third of the lease time, with this database, for many lease
+    /// times.
     async fn turns_after_many_lease_times(database: Database) -> bool {
         let database = Arc::new(database);
         let lease = LeaseHandle::new("w".parse().unwrap(), WorkerLease::none());
@@ -309,8 +324,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn keeper_turns_while_database_fails() {
-        assert!(turns_after_many_lease_times(Database { fails: true.into(), ..Default::default() }).await);
-        assert!(turns_after_many_lease_times(Database { hangs: true.into(), ..Default::default() }).await);
+        assert!(
+            turns_after_many_lease_times(Database { fails: true.into(), ..Default::default() })
+                .await
+        );
+        assert!(
+            turns_after_many_lease_times(Database { hangs: true.into(), ..Default::default() })
+                .await
+        );
     }
 
     /// Blocks the thread in a renewal, until the test ends.
@@ -390,7 +411,8 @@ mod tests {
         async fn kill_all(&self) {}
     }
 
-    const ROW_TERM: LeaseTerm = LeaseTerm { ttl: Duration::from_secs(1), margin: Duration::from_millis(200) };
+    const ROW_TERM: LeaseTerm =
+        LeaseTerm { ttl: Duration::from_secs(1), margin: Duration::from_millis(200) };
 
     async fn keep_row(keeper: RowKeeper) {
         let lease = LeaseHandle::new(keeper.worker.id.clone(), WorkerLease::none());
@@ -419,8 +441,7 @@ mod tests {
     fn is_kept_while_blocked(start: impl FnOnce(&CriticalTasks, RowKeeper)) -> bool {
         const REGISTERED: &str = "SELECT count(*) FROM workers";
         const EXPIRED: &str = "SELECT count(*) FROM workers WHERE lease_until < now()";
-        const KEPT: &str =
-            "SELECT count(*) FROM workers WHERE heartbeat_at > registered_at + interval '3 seconds'";
+        const KEPT: &str = "SELECT count(*) FROM workers WHERE heartbeat_at > registered_at + interval '3 seconds'";
         let observer = Builder::new_current_thread().enable_all().build().unwrap();
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (database, store) = observer.block_on(codelia_tests::Database::migrated()).unwrap();

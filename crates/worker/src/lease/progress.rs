@@ -1,7 +1,8 @@
 //! Whether the lease keeper still works: it records progress after each of its steps.
 //!
-//! A step that fails is progress, too. A database that is down must not make every worker restart: it
-//! ends leases, and the keeper registers again by itself. Only a keeper that is stuck needs a restart.
+//! A step that fails is progress, too. A database that is down must not make every worker restart:
+//! it ends leases, and the keeper registers again by itself. Only a keeper that is stuck needs a
+//! restart.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -12,7 +13,8 @@ use tokio::time::Instant;
 
 use crate::lease::worker_lease::LeaseTerm;
 
-/// The keeper renews after a third of the lease time, and each call of it ends within the lease time.
+/// The keeper renews after a third of the lease time, and each call of it ends within the lease
+/// time.
 const MAX_LEASE_TIMES: u32 = 3;
 
 /// The time of the keeper's last step. Read by other threads, also while the keeper's is stuck.

@@ -12,7 +12,8 @@ use std::{
 
 use codelia_proto::{
     internal::v1::{
-        worker_file_service_server::WorkerFileServiceServer, worker_service_server::WorkerServiceServer,
+        worker_file_service_server::WorkerFileServiceServer,
+        worker_service_server::WorkerServiceServer,
     },
     v1::file_service_server::FileServiceServer,
 };
@@ -66,7 +67,8 @@ pub(crate) async fn bind(options: &Options) -> Result<(Listener, String), Error>
     Ok((listener, options.worker.advertise.clone().unwrap_or(address)))
 }
 
-/// The services of the internal channel. They check no key: callers are trusted as [`serve`] ensures.
+/// The services of the internal channel. They check no key: callers are trusted as [`serve`]
+/// ensures.
 pub(crate) fn services(runs: RunService, files: FileService) -> Routes {
     let files = Arc::new(files);
     Routes::new(WorkerServiceServer::new(runs))
@@ -75,11 +77,17 @@ pub(crate) fn services(runs: RunService, files: FileService) -> Routes {
 }
 
 /// Serves until `shutdown`, then waits for the calls in progress.
-pub(crate) async fn serve(listener: Listener, services: Routes, limits: Limits, shutdown: CancellationToken) {
+pub(crate) async fn serve(
+    listener: Listener,
+    services: Routes,
+    limits: Limits,
+    shutdown: CancellationToken,
+) {
     let server = limits.server();
     match listener {
         Listener::Unix(listener, _file) => {
-            codelia_server::serve(OwnUser(listener), server.into(), services, limits, shutdown).await;
+            codelia_server::serve(OwnUser(listener), server.into(), services, limits, shutdown)
+                .await;
         }
         Listener::Tcp(listener, identity) => {
             let transport = Transport::with_tls(server, identity);
@@ -147,7 +155,10 @@ mod tests {
         let path = dir.path().join("run/worker.sock");
         let first = bind_unix(&path).await.unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(
+            fs::metadata(path.parent().unwrap()).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
         assert_eq!(bind_unix(&path).await.unwrap_err().kind(), ErrorKind::AddrInUse);
         drop(first);
         bind_unix(&path).await.unwrap();

@@ -8,7 +8,8 @@ use codelia_proto::{
         Attach, AttachRunRequest, AttachRunResponse, CancelRunRequest, CancelRunResponse,
         CloseSessionRequest, CloseSessionResponse, GetRunUsageRequest, GetRunUsageResponse,
         OfferSessionRequest, OfferSessionResponse, PushResult, SignalRunRequest, SignalRunResponse,
-        StartRunRequest, StartRunResponse, attach_run_request::Kind, worker_service_server::WorkerService,
+        StartRunRequest, StartRunResponse, attach_run_request::Kind,
+        worker_service_server::WorkerService,
     },
 };
 use codelia_store::{AssignedRun, SealedEnv};
@@ -49,7 +50,11 @@ pub(crate) struct RunService {
 }
 
 impl RunService {
-    fn push(&self, request: StartRunRequest, traceparent: Option<String>) -> Result<Assignment, Status> {
+    fn push(
+        &self,
+        request: StartRunRequest,
+        traceparent: Option<String>,
+    ) -> Result<Assignment, Status> {
         let incarnation: Incarnation = parse("incarnation", &request.incarnation)?;
         let current = self.core.lease.current();
         if incarnation != current.incarnation || !current.is_live() || is_old(&request, &current)? {
@@ -80,8 +85,9 @@ impl WorkerService for RunService {
             acquired
         };
         let acquiring = task::background("acquire session", acquiring.instrument(span));
-        let acquired =
-            acquiring.await.map_err(|_| Status::internal("acquiring the session was interrupted"))?;
+        let acquired = acquiring
+            .await
+            .map_err(|_| Status::internal("acquiring the session was interrupted"))?;
         let epoch = acquired.map_err(|error| {
             tracing::warn!(%error, session = %id, "cannot acquire session");
             Status::unavailable("the store does not answer")
@@ -109,8 +115,9 @@ impl WorkerService for RunService {
     ) -> Result<Response<Self::AttachRunStream>, Status> {
         let traceparent = traceparent(&request);
         let mut input = request.into_inner();
-        let Some(AttachRunRequest { kind: Some(Kind::Attach(Attach { run_id, position, owner, start })) }) =
-            input.message().await?
+        let Some(AttachRunRequest {
+            kind: Some(Kind::Attach(Attach { run_id, position, owner, start })),
+        }) = input.message().await?
         else {
             return Err(Status::invalid_argument("the first message must be attach"));
         };
@@ -120,7 +127,8 @@ impl WorkerService for RunService {
         let run = run.ok_or_else(|| Status::not_found("this worker does not execute the run"))?;
         let detached = CancellationToken::new();
         let worker = self.core.lease.worker().to_string();
-        let attachment = RunAttachment::new(run.clone(), worker, position.max(0), owner, detached.clone());
+        let attachment =
+            RunAttachment::new(run.clone(), worker, position.max(0), owner, detached.clone());
         task::background("pass input", pass_input(run.clone(), input, detached));
         run.started_within(MAX_START_WAIT).await;
         Ok(Response::new(Box::pin(attachment.into_stream())))
@@ -151,11 +159,12 @@ impl WorkerService for RunService {
         request: Request<SignalRunRequest>,
     ) -> Result<Response<SignalRunResponse>, Status> {
         let SignalRunRequest { run_id, signal } = request.into_inner();
-        let known = match self.core.runs.status(parse("run_id", &run_id)?, self.core.lease.incarnation()) {
-            // A run that starts now gets it then.
-            RunStatus::Active(run) => run.control.try_send(Control::Signal(signal)).is_ok(),
-            RunStatus::Waiting | RunStatus::Unknown | RunStatus::Prior(_) => false,
-        };
+        let known =
+            match self.core.runs.status(parse("run_id", &run_id)?, self.core.lease.incarnation()) {
+                // A run that starts now gets it then.
+                RunStatus::Active(run) => run.control.try_send(Control::Signal(signal)).is_ok(),
+                RunStatus::Waiting | RunStatus::Unknown | RunStatus::Prior(_) => false,
+            };
         Ok(Response::new(SignalRunResponse { known }))
     }
 

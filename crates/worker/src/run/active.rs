@@ -150,7 +150,8 @@ impl ActiveRun {
     pub(crate) fn cancel_within(&self, grace: Option<Duration>) {
         let is_first = !self.cancel.is_cancelled();
         self.cancel_grace.send_if_modified(|current| {
-            let is_shorter = grace.is_some_and(|grace| current.is_none_or(|current| grace < current));
+            let is_shorter =
+                grace.is_some_and(|grace| current.is_none_or(|current| grace < current));
             if is_first || is_shorter {
                 *current = grace;
             }

@@ -1,7 +1,7 @@
 //! One attached caller: receives the run's events at its own pace and sends input.
 //!
-//! An attachment holds a position. Nothing is buffered for it. The run waits only for the caller that
-//! it ends with, and only after the output limit.
+//! An attachment holds a position. Nothing is buffered for it. The run waits only for the caller
+//! that it ends with, and only after the output limit.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use codelia_proto::{
         attach_run_response::Kind as Answer,
     },
     v1::{
-        AssignedEvent, OutputEvent, OutputStream, OutputTruncatedEvent, RunEvent, SandboxMode, StartedEvent,
-        run_event::Kind as Event,
+        AssignedEvent, OutputEvent, OutputStream, OutputTruncatedEvent, RunEvent, SandboxMode,
+        StartedEvent, run_event::Kind as Event,
     },
 };
 use codelia_store::OutputStream as Which;
@@ -104,7 +104,9 @@ impl RunAttachment {
     }
 
     /// The events from the position on.
-    pub(crate) fn into_stream(self) -> impl Stream<Item = Result<AttachRunResponse, Status>> + Send {
+    pub(crate) fn into_stream(
+        self,
+    ) -> impl Stream<Item = Result<AttachRunResponse, Status>> + Send {
         stream::unfold(self, |mut attachment| async move {
             let answer = attachment.next().await?;
             Some((Ok(AttachRunResponse { kind: Some(answer) }), attachment))
@@ -175,7 +177,9 @@ impl RunAttachment {
                 self.position = until;
                 None
             }
-            Found::End { truncated: true, .. } if !self.truncation_sent => Some(self.truncation(limit)),
+            Found::End { truncated: true, .. } if !self.truncation_sent => {
+                Some(self.truncation(limit))
+            }
             Found::End { closed: true, .. } => {
                 self.stage = Stage::Ending;
                 None
@@ -198,7 +202,9 @@ impl RunAttachment {
         self.stage = Stage::Over;
         let Phase::Committed(committed) = phase else { return None };
         // Without it, the api reads the run from the store.
-        Some(Answer::Committed(Committed { ended: serde_json::to_vec(&*committed).unwrap_or_default() }))
+        Some(Answer::Committed(Committed {
+            ended: serde_json::to_vec(&*committed).unwrap_or_default(),
+        }))
     }
 
     fn truncation(&mut self, limit_bytes: i64) -> Answer {
@@ -218,7 +224,10 @@ impl RunAttachment {
     }
 }
 
-async fn phase_when(phase: &mut watch::Receiver<Phase>, wanted: impl FnMut(&Phase) -> bool) -> Phase {
+async fn phase_when(
+    phase: &mut watch::Receiver<Phase>,
+    wanted: impl FnMut(&Phase) -> bool,
+) -> Phase {
     // Fails only if the sender is dropped, which lives as long as the run.
     phase.wait_for(wanted).await.map_or(Phase::Dropped, |phase| phase.clone())
 }
@@ -232,7 +241,12 @@ fn output(piece: Piece) -> OutputEvent {
         Which::Stdout => OutputStream::Stdout,
         Which::Stderr => OutputStream::Stderr,
     };
-    OutputEvent { stream: stream.into(), offset: piece.offset, next_position: piece.end(), data: piece.data }
+    OutputEvent {
+        stream: stream.into(),
+        offset: piece.offset,
+        next_position: piece.end(),
+        data: piece.data,
+    }
 }
 
 /// Passes a caller's input to the run until the input ends or the caller detaches.
@@ -298,7 +312,12 @@ mod tests {
 
     fn started() -> Phase {
         let (unenforced, watched) = (vec![], vec![]);
-        Phase::Started(Started { setup_time: Duration::from_millis(1), prepared: true, unenforced, watched })
+        Phase::Started(Started {
+            setup_time: Duration::from_millis(1),
+            prepared: true,
+            unenforced,
+            watched,
+        })
     }
 
     fn committed() -> Phase {
@@ -322,7 +341,9 @@ mod tests {
                 }
                 Event::OutputTruncated(_) => "truncated".into(),
                 Event::Violation(violation) => violation.syscall.clone(),
-                Event::NearLimit(near) => format!("{} {} of {}", near.resource, near.used, near.limit),
+                Event::NearLimit(near) => {
+                    format!("{} {} of {}", near.resource, near.used, near.limit)
+                }
                 Event::Finished(_) => "finished".into(),
             },
         }
@@ -389,7 +410,10 @@ mod tests {
         let run = run(false);
         near(&run);
         for _ in 0..2 {
-            assert_eq!(all(attach(&run, 0, false)).await, ["assigned", "pids 8 of 10", "committed"]);
+            assert_eq!(
+                all(attach(&run, 0, false)).await,
+                ["assigned", "pids 8 of 10", "committed"]
+            );
         }
         let mut paced = assigned(false);
         paced.spec.policy.resources.release_interval = Some(Duration::from_secs(1));

@@ -76,7 +76,8 @@ impl Report {
         Self { usage, started: Some((started_at, started)), ..Self::not_started(outcome, receipt) }
     }
 
-    /// Whether the changes of the run may be applied. Nothing may be left that could still change them.
+    /// Whether the changes of the run may be applied. Nothing may be left that could still change
+    /// them.
     pub(super) fn is_success(&self) -> bool {
         self.outcome == Outcome::Exited(0) && self.receipt.is_clean()
     }
@@ -119,12 +120,17 @@ pub(crate) enum Conclusion {
 
 impl Executor {
     /// Commits the result of a run whose sandbox is gone.
-    pub(crate) async fn conclude(&self, run: &ActiveRun, result: Result<Report, NoResult>) -> Conclusion {
+    pub(crate) async fn conclude(
+        &self,
+        run: &ActiveRun,
+        result: Result<Report, NoResult>,
+    ) -> Conclusion {
         // Without a lease there is no outcome to give out.
         run.fence.run_until_cancelled(OutputPacing::of(&run.assigned.spec.policy).wait()).await;
         if let Ok(Report { outcome: Outcome::Lost(LostReason::DrainDeadline), .. }) = &result
             && let Ok(true) =
-                retry_until_fenced("retry", run, || self.core.store.run_retry(run.id(), &run.lease)).await
+                retry_until_fenced("retry", run, || self.core.store.run_retry(run.id(), &run.lease))
+                    .await
         {
             tracing::info!("worker shuts down, run handed back");
             self.finish(run, Phase::Dropped);
@@ -160,8 +166,8 @@ impl Executor {
         }
     }
 
-    /// Ends the other runs of a session that was quarantined: those that run here, and those that the store
-    /// has assigned to this worker and that it has not heard of.
+    /// Ends the other runs of a session that was quarantined: those that run here, and those that
+    /// the store has assigned to this worker and that it has not heard of.
     async fn end_session_runs(&self, run: &ActiveRun) {
         let AssignedRun { session, tenant, .. } = &run.assigned;
         for other in self.core.runs.all_active() {
@@ -197,7 +203,9 @@ impl Executor {
         self.core.runs.end(run);
         run.phase.send_replace(phase);
         // Upkeep removes an ended session when its last run has ended.
-        if let Holding::Held { closing: true, .. } = self.core.sessions.holding(run.assigned.session) {
+        if let Holding::Held { closing: true, .. } =
+            self.core.sessions.holding(run.assigned.session)
+        {
             self.core.wakeups.upkeep.notify_one();
         }
     }
@@ -210,7 +218,8 @@ impl Executor {
         let started_at = report.started.as_ref().map(|(at, _)| *at);
         let committed = self.committed(run, report);
         let attempt = || {
-            let committed = RunCommit { started_ago: started_at.map(|at| at.elapsed()), ..committed.clone() };
+            let committed =
+                RunCommit { started_ago: started_at.map(|at| at.elapsed()), ..committed.clone() };
             async move { self.core.store.run_commit(assigned.names(), &run.lease, &committed).await }
         };
         let ended = retry_until_fenced("commit", run, attempt).await?;
@@ -225,7 +234,11 @@ impl Executor {
             metrics().run_used(mode, used.cpu_time, used.read_bytes, used.written_bytes);
         }
         self.count(run, &committed.result);
-        tracing::info!(outcome, seconds = started_at.map(|at| at.elapsed().as_secs_f64()), "run ended");
+        tracing::info!(
+            outcome,
+            seconds = started_at.map(|at| at.elapsed().as_secs_f64()),
+            "run ended"
+        );
         Ok(ended)
     }
 
@@ -235,9 +248,10 @@ impl Executor {
         let counted = match &result.outcome {
             _ if mode != run.assigned.spec.mode => return,
             Outcome::Refused(Refusal { reason: Reason::SandboxFailed, .. }) => "failed",
-            Outcome::Refused(Refusal { reason: Reason::Unenforceable | Reason::ModeUnavailable, .. }) => {
-                "refused"
-            }
+            Outcome::Refused(Refusal {
+                reason: Reason::Unenforceable | Reason::ModeUnavailable,
+                ..
+            }) => "refused",
             _ if result.setup_time.is_some() => "started",
             _ => return,
         };
@@ -260,7 +274,8 @@ impl Executor {
         let near_limits = run.near_limits.all();
         let seen = violations::events(&violations).chain(near_limits::events(&near_limits));
         let tail = run.output.unflushed().chunks;
-        let output = if run.escape.is_empty() { Vec::new() } else { run.output.tail(escape::MAX_TAIL) };
+        let output =
+            if run.escape.is_empty() { Vec::new() } else { run.output.tail(escape::MAX_TAIL) };
         let parts = TraceParts {
             spec: &run.assigned.spec,
             network: &network,
@@ -268,10 +283,12 @@ impl Executor {
             output: &output,
         };
         let escape = run.escape.events(&self.escape, parts);
-        let events = seen.chain(network).chain(logged).chain(escape).chain(events(&report)).collect();
+        let events =
+            seen.chain(network).chain(logged).chain(escape).chain(events(&report)).collect();
         let changes = report.changes.take();
-        let started =
-            report.started.map(|(_, it)| (Some(it.setup_time), it.prepared, it.unenforced, it.watched));
+        let started = report
+            .started
+            .map(|(_, it)| (Some(it.setup_time), it.prepared, it.unenforced, it.watched));
         let (setup_time, prepared, unenforced, watched) = started.unwrap_or_default();
         let result = RunResult {
             outcome: report.outcome,
@@ -289,9 +306,10 @@ impl Executor {
             changes,
         };
         let held_for = match (&result.changes, run.assigned.spec.transaction) {
-            (Some(Changes { state: ChangesState::Held, .. }), Some(TransactionMode::Hold { timeout })) => {
-                Some(timeout)
-            }
+            (
+                Some(Changes { state: ChangesState::Held, .. }),
+                Some(TransactionMode::Hold { timeout }),
+            ) => Some(timeout),
             _ => None,
         };
         RunCommit { result, started_ago: None, tail, events, held_for }

@@ -122,16 +122,28 @@ impl Dispatcher {
 
     /// Hands back a run that did not begin; `true` if it is queued now. Retries until the store
     /// answers or the lease is lost: before that the state of the run is unknown.
-    pub(crate) async fn hand_back(&self, current: &WorkerLease, run: RunRef<'_>, turn: i32) -> bool {
+    pub(crate) async fn hand_back(
+        &self,
+        current: &WorkerLease,
+        run: RunRef<'_>,
+        turn: i32,
+    ) -> bool {
         let incarnation = current.incarnation;
         while !current.fence.is_cancelled() {
-            match self.core.store.run_hand_back(run, turn, self.core.lease.worker(), incarnation).await {
+            match self
+                .core
+                .store
+                .run_hand_back(run, turn, self.core.lease.worker(), incarnation)
+                .await
+            {
                 Ok(is_queued) => {
                     self.core.runs.handed_back(run.id, incarnation);
                     self.core.sessions.queued.mark(run.session);
                     return is_queued;
                 }
-                Err(error) => tracing::warn!(%error, run = %run.id, "cannot hand back run, retrying"),
+                Err(error) => {
+                    tracing::warn!(%error, run = %run.id, "cannot hand back run, retrying")
+                }
             }
             sleep(jittered(RETRY_DELAY)).await;
         }
@@ -174,7 +186,11 @@ impl Dispatcher {
             Holding::Held { epoch, .. } if current.is_live() => epoch,
             _ => return self.leave(&waiting, &current),
         };
-        match self.core.store.run_begin(waiting.run, &self.core.lease.token(current.incarnation, epoch)).await
+        match self
+            .core
+            .store
+            .run_begin(waiting.run, &self.core.lease.token(current.incarnation, epoch))
+            .await
         {
             Ok(Some(assigned)) => {
                 self.start(&current, assigned, Some(slot), Some(waiting.since));
@@ -220,7 +236,12 @@ impl Dispatcher {
 
     /// Executes a run. Its slot is free again when its sandbox is gone, before the result is
     /// committed.
-    async fn execute(self: Arc<Self>, run: Arc<ActiveRun>, inputs: InputReceivers, slot: Option<Slot>) {
+    async fn execute(
+        self: Arc<Self>,
+        run: Arc<ActiveRun>,
+        inputs: InputReceivers,
+        slot: Option<Slot>,
+    ) {
         // Until the run is concluded: its changes are applied then.
         let (result, _use) = match self.executor.enter_workspace(&run).await {
             Ok(use_of_workspace) => (self.executor.execute(&run, inputs).await, use_of_workspace),
@@ -230,7 +251,8 @@ impl Dispatcher {
         run.output.close();
         drop(slot);
         if self.executor.conclude(&run, result).await == Conclusion::NotHeld {
-            self.hand_back(&self.core.lease.current(), run.assigned.names(), run.assigned.turn).await;
+            self.hand_back(&self.core.lease.current(), run.assigned.names(), run.assigned.turn)
+                .await;
         }
     }
 }

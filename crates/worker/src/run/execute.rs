@@ -28,7 +28,8 @@ use crate::{
     disk::WatchedRun,
     egress::{OpenSandbox, Subject},
     sandbox::backends::{
-        Denial, denial, failed, no_secrets, not_permitted, session_full, tool_withdrawn, unenforceable,
+        Denial, denial, failed, no_secrets, not_permitted, session_full, tool_withdrawn,
+        unenforceable,
     },
     session::table::Holding,
     workspace::root::RootError,
@@ -80,7 +81,9 @@ impl Executor {
         match self.start(run).await {
             Ok(command) => Ok(self.supervise(run, inputs, command).await?),
             Err(NotStarted::Denied(denial)) => Ok(denial.into()),
-            Err(NotStarted::Canceled(receipt)) => Ok(Report::not_started(Outcome::Canceled, receipt)),
+            Err(NotStarted::Canceled(receipt)) => {
+                Ok(Report::not_started(Outcome::Canceled, receipt))
+            }
             Err(NotStarted::NoResult(no_result)) => Err(no_result),
         }
     }
@@ -117,10 +120,19 @@ impl Executor {
         disk.started(running.usage_reader());
         let watches = self.watch_limits(run, disk, &volumes.written);
         let Equipment { network, reads } = equipment;
-        Ok(StartedCommand { running, stdio, started, network, reads, watches, volumes: volumes.written })
+        Ok(StartedCommand {
+            running,
+            stdio,
+            started,
+            network,
+            reads,
+            watches,
+            volumes: volumes.written,
+        })
     }
 
-    /// Whether the command may start: the worker may start one, has room for it, and the run is permitted.
+    /// Whether the command may start: the worker may start one, has room for it, and the run is
+    /// permitted.
     async fn check_startable(&self, run: &ActiveRun) -> Result<(), NotStarted> {
         let checked_at = Instant::now();
         self.check_lease(run)?;
@@ -164,7 +176,12 @@ impl Executor {
     }
 
     /// Watches all limits that are measured while the command runs.
-    fn watch_limits(&self, run: &ActiveRun, disk: WatchedRun, volumes: &[WrittenVolume]) -> LimitWatches {
+    fn watch_limits(
+        &self,
+        run: &ActiveRun,
+        disk: WatchedRun,
+        volumes: &[WrittenVolume],
+    ) -> LimitWatches {
         let workspace = self.core.root.session(run.assigned.session);
         let directories = directories::watch(workspace, &run.assigned.spec.policy);
         let sizes = [directories, volumes::watch(volumes)].into_iter().flatten();
@@ -173,8 +190,8 @@ impl Executor {
     }
 
     /// Whether the run's command may start now: the lease is live and the session held. A run that
-    /// began while its session was being closed is canceled: its directory is about to be removed. One
-    /// that has not begun at the end of a drain is handed back.
+    /// began while its session was being closed is canceled: its directory is about to be removed.
+    /// One that has not begun at the end of a drain is handed back.
     fn check_lease(&self, run: &ActiveRun) -> Result<(), NoResult> {
         let current = self.core.lease.borrow();
         if run.fence.is_cancelled() || current.incarnation != run.lease.incarnation {
@@ -215,8 +232,9 @@ impl Executor {
         if *turn == 0 || !(has_network || spec.mode == Mode::Logical) {
             return Ok(());
         }
-        let read =
-            retry_until_fenced("read permissions", run, || self.core.store.run_withdrawn(&run.assigned));
+        let read = retry_until_fenced("read permissions", run, || {
+            self.core.store.run_withdrawn(&run.assigned)
+        });
         match read.await.map_err(NoResult::from)? {
             Some(withdrawn) => Err(not_permitted(spec, withdrawn).into()),
             None => Ok(()),
@@ -227,13 +245,14 @@ impl Executor {
         let AssignedRun { session, tenant, spec, .. } = &run.assigned;
         let session = *session;
         let ids = self.core.sessions.ids(session).ok_or(NoResult::NotHeld)?;
-        let target = PlanTarget { sandbox: run.id(), session, root: self.core.root.session(session) };
+        let target =
+            PlanTarget { sandbox: run.id(), session, root: self.core.root.session(session) };
         let (plan, permit) = self.core.backends.plan_for(tenant, target, spec, ids).await?;
         Ok((self.with_transaction(run, plan).await?, permit))
     }
 
-    /// Records the host paths that the command may write to: its files there outlive the session, so
-    /// its user must not be given to another one.
+    /// Records the host paths that the command may write to: its files there outlive the session,
+    /// so its user must not be given to another one.
     async fn record_shared_paths(&self, plan: &Plan) -> Result<(), Denial> {
         let paths = plan.writable_host_paths();
         let (Some(ids), false) = (plan.ids, paths.is_empty()) else { return Ok(()) };
@@ -271,7 +290,8 @@ impl Executor {
         Ok(Sandbox { prepared, was_ready: false, descriptors })
     }
 
-    /// Waits until there are enough descriptors for the sockets of a sandbox in network mode `proxy`.
+    /// Waits until there are enough descriptors for the sockets of a sandbox in network mode
+    /// `proxy`.
     async fn reserve_descriptors(
         &self,
         run: &ActiveRun,
@@ -311,8 +331,8 @@ impl Executor {
         let created_with = self.core.sessions.network(*session);
         let policies = (&spec.policy.network, created_with.as_ref());
         let opened = self.egress.open(subject, policies, decided, sockets, descriptors);
-        let opened =
-            opened.map_err(|error| unenforceable("policy.network.allowed_hosts", error.to_string()))?;
+        let opened = opened
+            .map_err(|error| unenforceable("policy.network.allowed_hosts", error.to_string()))?;
         Ok(Some(opened))
     }
 
@@ -325,8 +345,9 @@ impl Executor {
         let Some(reads) = sandbox.take_reads() else { return Ok(None) };
         let AssignedRun { id, session, tenant, .. } = &run.assigned;
         let subject = Subject { run: *id, session: *session, tenant: tenant.clone() };
-        let read =
-            retry_until_fenced("read grants", run, || self.core.store.approval_read_grants(tenant, *session));
+        let read = retry_until_fenced("read grants", run, || {
+            self.core.store.approval_read_grants(tenant, *session)
+        });
         let grants = read.await.map_err(NoResult::from)?;
         Ok(Some(reads::start(&self.core.store, subject, reads, grants, self.read_timeout)))
     }
@@ -337,9 +358,12 @@ impl Executor {
         if command.secret_env_names.is_empty() {
             return Ok(Cow::Borrowed(command));
         }
-        let key =
-            self.secret_key.as_ref().ok_or_else(|| no_secrets("this worker has no `secrets.key_file`"))?;
-        let sealed = run.assigned.secret_env.as_ref().ok_or_else(|| no_secrets("they are missing"))?;
+        let key = self
+            .secret_key
+            .as_ref()
+            .ok_or_else(|| no_secrets("this worker has no `secrets.key_file`"))?;
+        let sealed =
+            run.assigned.secret_env.as_ref().ok_or_else(|| no_secrets("they are missing"))?;
         let secrets = key.open(run.id(), sealed).map_err(|error| no_secrets(&error.to_string()))?;
         let mut command = command.clone();
         command.env.extend(secrets.0);
@@ -361,7 +385,9 @@ impl Executor {
         let mut launched = sandbox.launch(command, stdio).await.map_err(denial)?;
         let ends = match launched.terminal.take() {
             // If this fails, the sandbox is dropped and with it destroyed.
-            Some(terminal) => Ends::of_terminal(terminal, command.stdin).map_err(|error| failed(&error))?,
+            Some(terminal) => {
+                Ends::of_terminal(terminal, command.stdin).map_err(|error| failed(&error))?
+            }
             None => ends,
         };
         Ok((launched, ends))

@@ -1,5 +1,5 @@
-//! What executes runs: its parts, and why it may have no result. `execute` starts commands, `supervise` stays
-//! with them, `commit` ends their runs.
+//! What executes runs: its parts, and why it may have no result. `execute` starts commands,
+//! `supervise` stays with them, `commit` ends their runs.
 
 use std::{sync::Arc, time::Duration};
 

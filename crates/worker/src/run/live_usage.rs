@@ -29,9 +29,13 @@ pub(crate) enum Unavailable {
     NotStarted,
     #[error("policy.resources.release_interval hides what happens between two releases")]
     Paced,
-    #[error("mode {0} has no control group on this worker, which would count it (see `codelia doctor`)")]
+    #[error(
+        "mode {0} has no control group on this worker, which would count it (see `codelia doctor`)"
+    )]
     NotCounted(&'static str),
-    #[error("the processes cannot be listed in mode {0} on this worker: no control group has them all")]
+    #[error(
+        "the processes cannot be listed in mode {0} on this worker: no control group has them all"
+    )]
     NotListed(&'static str),
     #[error("the command has ended, and its result is not stored yet")]
     Ending,

@@ -25,8 +25,8 @@ use crate::{
 const MAX_QUEUED: i64 = 16 * 1024;
 /// Time between two polls that read all assigned runs.
 const READ_ALL_INTERVAL: Duration = Duration::from_secs(30);
-/// How long before the last poll a run may have been made that it did not see: the time of an insert
-/// and the difference of two clocks.
+/// How long before the last poll a run may have been made that it did not see: the time of an
+/// insert and the difference of two clocks.
 const READ_AGAIN: Duration = Duration::from_secs(30);
 /// Sessions that are acquired concurrently.
 const MAX_CONCURRENT_ACQUIRES: usize = 8;
@@ -72,11 +72,12 @@ impl Poller {
         self.acquire_wanted(&current).await
     }
 
-    /// Lists the runs that are assigned to this incarnation. Most polls read only those made since the
-    /// last poll and those that the worker executes. The others are runs that the worker began
+    /// Lists the runs that are assigned to this incarnation. Most polls read only those made since
+    /// the last poll and those that the worker executes. The others are runs that the worker began
     /// without receiving the answer; a poll that reads all finds them.
     async fn list_assigned(&self, incarnation: Incarnation) -> Result<Vec<AssignedRun>, Error> {
-        let (worker, began, now) = (self.core.lease.worker(), OffsetDateTime::now_utc(), Instant::now());
+        let (worker, began, now) =
+            (self.core.lease.worker(), OffsetDateTime::now_utc(), Instant::now());
         let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let recent = |last: &LastPoll| {
             last.incarnation == incarnation
@@ -88,8 +89,11 @@ impl Poller {
                 let known: Vec<RunId> =
                     self.core.runs.all_active().iter().map(|run| run.assigned.id).collect();
                 let since = last.began - READ_AGAIN;
-                let assigned =
-                    self.core.store.run_list_assigned_since(worker, incarnation, since, &known).await?;
+                let assigned = self
+                    .core
+                    .store
+                    .run_list_assigned_since(worker, incarnation, since, &known)
+                    .await?;
                 (assigned, last.read_all)
             }
             None => (self.core.store.run_list_assigned(worker, incarnation).await?, now),
@@ -146,7 +150,9 @@ impl Poller {
             RunStatus::Prior(PriorOutcome::Ended) => {
                 return self.core.runs.remember(assigned.id, current.incarnation);
             }
-            RunStatus::Active(_) | RunStatus::Waiting | RunStatus::Prior(PriorOutcome::HandedBack) => return,
+            RunStatus::Active(_)
+            | RunStatus::Waiting
+            | RunStatus::Prior(PriorOutcome::HandedBack) => return,
         }
         if self.core.sessions.holding(assigned.session) == Holding::Acquiring
             && !self.core.drain.is_draining()
@@ -156,7 +162,10 @@ impl Poller {
         let AssignedRun { id, session, epoch, turn, .. } = assigned;
         let tenant = assigned.tenant.clone();
         if self.dispatcher.assign(current, assigned, RunSource::Assigned) != Assignment::Rejected
-            || !self.dispatcher.hand_back(current, RunRef { id, session, tenant: &tenant }, turn).await
+            || !self
+                .dispatcher
+                .hand_back(current, RunRef { id, session, tenant: &tenant }, turn)
+                .await
         {
             return;
         }
@@ -175,7 +184,9 @@ impl Poller {
         tenant: &TenantId,
     ) -> Result<(), Error> {
         match self.core.sessions.holding(session) {
-            Holding::Held { .. } => self.dispatcher.enqueue(current.incarnation, run, session, tenant),
+            Holding::Held { .. } => {
+                self.dispatcher.enqueue(current.incarnation, run, session, tenant)
+            }
             Holding::Acquiring | Holding::Releasing => {}
             Holding::NotHeld => {
                 // As above: release a lease that only the store knows.
@@ -195,8 +206,11 @@ impl Poller {
         if free == 0 {
             return Ok(());
         }
-        let wanted =
-            self.core.store.lease_list_wanted(self.core.lease.worker(), current.incarnation, free).await?;
+        let wanted = self
+            .core
+            .store
+            .lease_list_wanted(self.core.lease.worker(), current.incarnation, free)
+            .await?;
         for id in wanted.held {
             if self.core.sessions.queued.mark(id) {
                 self.core.wakeups.poll.notify_one();

@@ -1,5 +1,5 @@
-//! Reads of runs that wait for a person's decision, in `filesystem.mode` dynamic: requests an approval
-//! for each, and hands the decision to the sandbox.
+//! Reads of runs that wait for a person's decision, in `filesystem.mode` dynamic: requests an
+//! approval for each, and hands the decision to the sandbox.
 
 use std::{
     collections::HashMap,
@@ -88,7 +88,9 @@ impl Deciding {
         }
         match timeout(WITHDRAW_TIMEOUT, self.store.approval_withdraw(run)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, %run, "cannot withdraw approvals, they expire"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, %run, "cannot withdraw approvals, they expire")
+            }
             Err(_) => tracing::warn!(%run, "approvals were not withdrawn in time, they expire"),
         }
     }
@@ -151,8 +153,8 @@ impl Deciding {
         late.iter().for_each(|(_, (path, _))| self.deny(path));
     }
 
-    /// Hands a decision over, or remembers that there is none yet. What is allowed once is allowed to
-    /// the run, and so to its sandbox.
+    /// Hands a decision over, or remembers that there is none yet. What is allowed once is allowed
+    /// to the run, and so to its sandbox.
     fn settle(&mut self, path: &Path, approval: &Approval) {
         let reach = approval.reach.unwrap_or(ApprovalReach::File);
         match approval.state {

@@ -176,7 +176,8 @@ impl RunRegistry {
 
     /// Lets the sandboxes under a lease run until its end.
     pub(crate) fn extend_sandboxes(&self, lease: &WorkerLease) {
-        for run in self.all_active().iter().filter(|run| run.lease.incarnation == lease.incarnation) {
+        for run in self.all_active().iter().filter(|run| run.lease.incarnation == lease.incarnation)
+        {
             if let Some(sandbox) = run.sandbox.get() {
                 sandbox.keep_alive(lease.left());
             }
@@ -185,7 +186,10 @@ impl RunRegistry {
 
     /// Has every sandbox kill its processes.
     pub(crate) fn kill_sandboxes(&self) {
-        self.all_active().iter().filter_map(|run| run.sandbox.get()).for_each(|sandbox| sandbox.kill());
+        self.all_active()
+            .iter()
+            .filter_map(|run| run.sandbox.get())
+            .for_each(|sandbox| sandbox.kill());
     }
 
     /// Waits until no run is being executed.
@@ -204,7 +208,9 @@ impl Table {
         match self.entries.get(&id) {
             Some(Entry::Waiting) => RunStatus::Waiting,
             Some(Entry::Active(run)) => RunStatus::Active(run.clone()),
-            Some(Entry::Retired { outcome, by, .. }) if *by == incarnation => RunStatus::Prior(*outcome),
+            Some(Entry::Retired { outcome, by, .. }) if *by == incarnation => {
+                RunStatus::Prior(*outcome)
+            }
             // An earlier incarnation was fenced: the store may have queued the run again.
             Some(Entry::Retired { .. }) | None => RunStatus::Unknown,
         }
@@ -218,7 +224,8 @@ impl Table {
         {
             self.retired.pop_front();
             // Keeps a run that was claimed or retired again since.
-            if matches!(self.entries.get(&id), Some(Entry::Retired { since, .. }) if *since == then) {
+            if matches!(self.entries.get(&id), Some(Entry::Retired { since, .. }) if *since == then)
+            {
                 self.entries.remove(&id);
             }
         }

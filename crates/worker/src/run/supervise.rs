@@ -67,7 +67,8 @@ impl Executor {
         inputs: InputReceivers,
         command: StartedCommand,
     ) -> Result<Report, LeaseLost> {
-        let StartedCommand { mut running, stdio, started, network, reads, watches, volumes } = command;
+        let StartedCommand { mut running, stdio, started, network, reads, watches, volumes } =
+            command;
         let started_at = Instant::now();
         run.sandbox.get_or_init(|| running.remote());
         run.meter.get_or_init(|| Meter { started_at, reader: running.usage_reader() });
@@ -80,7 +81,8 @@ impl Executor {
         let mut reports = Reports { control: inputs.control, near_limits, watches };
         let terminal = stdio.terminal.as_ref();
         let waiting = wait(run, running.as_mut(), &self.core.lease, &mut reports, terminal);
-        let end = then_after(SPARE_DELAY, waiting, || self.spares.refill(run.assigned.session)).await;
+        let end =
+            then_after(SPARE_DELAY, waiting, || self.spares.refill(run.assigned.session)).await;
         let ended = self.stop(run, running.as_mut(), end).await;
         signs.stop_checks();
         reports.pass_last_near_limits(run);
@@ -117,8 +119,9 @@ impl Executor {
         run.escape.network(&self.escape, run.assigned.spec.network, usage.network.as_ref());
         self.canaries.respond().await;
         let outcome = run.escape.outcome(outcome);
-        let logged = operations
-            .map(|it| operations::events(&it, started_at, &pacing, self.escape.webhook_url().is_some()));
+        let logged = operations.map(|it| {
+            operations::events(&it, started_at, &pacing, self.escape.webhook_url().is_some())
+        });
         let report = Report::of_started(outcome, usage, receipt, started_at, started);
         Ok(report.with_events(network.events).with_logged(logged.unwrap_or_default()))
     }
@@ -153,7 +156,11 @@ impl Executor {
 
 /// Waits until the command has ended, or `None` when its grace is over. A later request may shorten
 /// the grace.
-async fn end_within_grace(run: &ActiveRun, running: &mut dyn Running, default: Duration) -> Option<Usage> {
+async fn end_within_grace(
+    run: &ActiveRun,
+    running: &mut dyn Running,
+    default: Duration,
+) -> Option<Usage> {
     let asked_at = Instant::now();
     let mut requested = run.cancel_grace.subscribe();
     let mut grace = requested.borrow_and_update().unwrap_or(default);
@@ -247,13 +254,15 @@ async fn wait(
                     tracing::warn!(%error, "cannot resize the terminal");
                 }
             }
-            (Control::Resize(_), None) => tracing::debug!("resize ignored: the run has no terminal"),
+            (Control::Resize(_), None) => {
+                tracing::debug!("resize ignored: the run has no terminal")
+            }
         }
     }
 }
 
-/// Waits until the caller that the run ends with has all output. A canceled run, one without a lease, or
-/// one whose worker shuts down waits for no one.
+/// Waits until the caller that the run ends with has all output. A canceled run, one without a
+/// lease, or one whose worker shuts down waits for no one.
 async fn wait_for_owner(run: &ActiveRun, started_at: Instant) {
     let deadline = started_at + run.assigned.spec.timeout();
     let followed = run.fence.run_until_cancelled(timeout_at(deadline, run.output.followed()));
@@ -262,7 +271,11 @@ async fn wait_for_owner(run: &ActiveRun, started_at: Instant) {
 }
 
 /// Awaits `waiting`, and calls `then` when it is done or after `delay`, whichever is first.
-async fn then_after<T>(delay: Duration, waiting: impl Future<Output = T>, then: impl FnOnce()) -> T {
+async fn then_after<T>(
+    delay: Duration,
+    waiting: impl Future<Output = T>,
+    then: impl FnOnce(),
+) -> T {
     let mut waiting = pin!(waiting);
     let early = timeout(delay, &mut waiting).await;
     then();
@@ -319,7 +332,9 @@ impl SignWatches {
     fn start(run: &Arc<ActiveRun>, running: &mut dyn Running, escape: &Arc<EscapeOptions>) -> Self {
         Self {
             violations: running.violations().map(|reports| collect(run, reports, escape.clone())),
-            isolation: running.isolation_check().map(|check| watch_isolation(run, check, escape.clone())),
+            isolation: running
+                .isolation_check()
+                .map(|check| watch_isolation(run, check, escape.clone())),
         }
     }
 

@@ -3,7 +3,9 @@
 use std::{borrow::Cow, collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use codelia_backends::{Backend, Prepared};
-use codelia_policy::{HostInfo, Ids, Limit, Plan, PlanError, PlanTarget, RunSpec, RunTool, home_dirs};
+use codelia_policy::{
+    HostInfo, Ids, Limit, Plan, PlanError, PlanTarget, RunSpec, RunTool, home_dirs,
+};
 use codelia_store::{ToolWithdrawn, Withdrawn};
 use codelia_telemetry::{DiskCause, DiskEffect, Permit, TenantPool, metrics};
 use codelia_types::{Mode, NetworkMode, Reason, Refusal, SessionId, TenantId};
@@ -12,8 +14,8 @@ use tokio::task::spawn_blocking;
 use super::canary::{self, Canaries};
 use crate::{disk::DiskFull, egress::TrustStore, error::Error};
 
-/// How many sandboxes with a large policy may wait for their plan, for each tenant. Slots bound them
-/// too.
+/// How many sandboxes with a large policy may wait for their plan, for each tenant. Slots bound
+/// them too.
 const MAX_WAITING: usize = 16 * 1024;
 
 /// The usable backends, by mode.
@@ -55,7 +57,10 @@ impl From<Refusal> for Denial {
 impl Backends {
     /// Probes every backend. Leaves out those that are not usable here and logs why. Isolating
     /// backends are left out too if the users of sessions cannot pass through `untraversable`.
-    pub(crate) async fn probe(backends: Vec<Arc<dyn Backend>>, untraversable: Option<PathBuf>) -> Self {
+    pub(crate) async fn probe(
+        backends: Vec<Arc<dyn Backend>>,
+        untraversable: Option<PathBuf>,
+    ) -> Self {
         let runtime = codelia_backends::host_runtime();
         let (mut installed, mut problems) = (BTreeMap::new(), BTreeMap::new());
         for backend in backends {
@@ -64,7 +69,8 @@ impl Backends {
                 tracing::warn!(mode = %found.mode, missing = gap.missing, remedy = gap.remedy, "host lacks a requirement");
             }
             if let (Some(directory), true) = (&untraversable, found.mode != Mode::Logical) {
-                let problem = format!("sessions cannot pass through {} (chmod o+x it)", directory.display());
+                let problem =
+                    format!("sessions cannot pass through {} (chmod o+x it)", directory.display());
                 tracing::warn!(mode = %found.mode, problem, "mode disabled");
                 problems.insert(found.mode, problem);
             } else if found.usable {
@@ -75,7 +81,13 @@ impl Backends {
                 problems.insert(found.mode, found.problem());
             }
         }
-        Self { installed, problems, large: TenantPool::new(MAX_WAITING), trust: None, canaries: None }
+        Self {
+            installed,
+            problems,
+            large: TenantPool::new(MAX_WAITING),
+            trust: None,
+            canaries: None,
+        }
     }
 
     pub(crate) fn with_trust(self, trust: Option<TrustStore>) -> Self {
@@ -111,7 +123,12 @@ impl Backends {
     }
 
     /// The plan for a run, or why there is none.
-    pub(crate) fn plan(&self, target: PlanTarget, spec: &RunSpec, ids: Ids) -> Result<Plan, Denial> {
+    pub(crate) fn plan(
+        &self,
+        target: PlanTarget,
+        spec: &RunSpec,
+        ids: Ids,
+    ) -> Result<Plan, Denial> {
         let host = &with_homes(&self.installed(spec.mode)?.host, spec)?;
         let plan = match spec.mode {
             Mode::Logical => Plan::logical(target, spec, host.enforceable),
@@ -119,7 +136,8 @@ impl Backends {
                 Plan::isolated(target, spec, host, ids)
             }
         };
-        let plan = plan.map_err(|error: PlanError| unenforceable(error.field, error.to_string()))?;
+        let plan =
+            plan.map_err(|error: PlanError| unenforceable(error.field, error.to_string()))?;
         self.with_decoys(self.with_authorities(plan)?)
     }
 
@@ -205,8 +223,8 @@ impl Backends {
     }
 }
 
-/// Whether a sandbox prepared for one plan serves another: equal except for the name, the limits that
-/// the worker itself enforces and the rules that the egress proxy does.
+/// Whether a sandbox prepared for one plan serves another: equal except for the name, the limits
+/// that the worker itself enforces and the rules that the egress proxy does.
 pub(crate) fn serves(prepared: &Plan, wanted: &Plan) -> bool {
     let mut prepared = prepared.clone();
     prepared.sandbox = wanted.sandbox;
@@ -250,7 +268,10 @@ pub(crate) fn denial(error: codelia_backends::Error) -> Denial {
 /// A failure of the worker: the log has the detail, the caller does not.
 pub(crate) fn failed(error: &(dyn std::error::Error + 'static)) -> Refusal {
     tracing::error!(error, "cannot create sandbox");
-    Refusal { reason: Reason::SandboxFailed, message: "the sandbox could not be created".to_owned() }
+    Refusal {
+        reason: Reason::SandboxFailed,
+        message: "the sandbox could not be created".to_owned(),
+    }
 }
 
 /// A plan that this host cannot enforce, because of a field.
@@ -267,18 +288,25 @@ pub(crate) fn not_permitted(spec: &RunSpec, withdrawn: Withdrawn) -> Denial {
             let network = spec.network.unwrap_or(NetworkMode::None);
             (
                 "network",
-                format!("network {network} is not permitted any more: choose {most}, or ask an operator"),
+                format!(
+                    "network {network} is not permitted any more: choose {most}, or ask an operator"
+                ),
             )
         }
         Withdrawn::Isolation(least) => {
             let mode = spec.mode;
             (
                 "mode",
-                format!("mode {mode} is not permitted any more: choose one with {least}, or ask an operator"),
+                format!(
+                    "mode {mode} is not permitted any more: choose one with {least}, or ask an operator"
+                ),
             )
         }
     };
-    Denial { refusal: Refusal { reason: Reason::ApprovalNotPermitted, message }, field: Some(field) }
+    Denial {
+        refusal: Refusal { reason: Reason::ApprovalNotPermitted, message },
+        field: Some(field),
+    }
 }
 
 /// What happened to the tool of a run while it waited.
@@ -318,7 +346,10 @@ pub(crate) fn session_full(full: DiskFull) -> Denial {
     let message = format!(
         "the session uses {used} of {max} {unit}, too much for any run; remove files with `codelia rm`, or close it"
     );
-    Denial { refusal: Refusal { reason: Reason::SessionDiskFull, message }, field: Some(limit.field()) }
+    Denial {
+        refusal: Refusal { reason: Reason::SessionDiskFull, message },
+        field: Some(limit.field()),
+    }
 }
 
 fn unavailable(mode: Mode) -> Denial {
@@ -360,7 +391,8 @@ mod tests {
     #[test]
     fn sandbox_serves_other_name_timeout_and_output_limit() {
         let prepared = plan(Limits::default());
-        let other = Limits { timeout: Duration::from_secs(1), output_bytes: 1, ..Limits::default() };
+        let other =
+            Limits { timeout: Duration::from_secs(1), output_bytes: 1, ..Limits::default() };
         assert!(serves(&prepared, &plan(other)));
     }
 

@@ -1,6 +1,7 @@
-//! Canary files: decoys that look like credentials, at places where no command has any business. The
-//! files of a session are on the host, next to its workspace, and bound into its sandboxes. A command
-//! that opens one gives a sign of an attempt to escape, which is seen by a watch on the host.
+//! Canary files: decoys that look like credentials, at places where no command has any business.
+//! The files of a session are on the host, next to its workspace, and bound into its sandboxes. A
+//! command that opens one gives a sign of an attempt to escape, which is seen by a watch on the
+//! host.
 //!
 //! The watch names the session. What its runs of the moment answer for is decided by `run`.
 
@@ -58,8 +59,8 @@ pub(crate) fn has_canaries(mode: Mode) -> bool {
     matches!(mode, Mode::Bwrap | Mode::Nsjail | Mode::Native)
 }
 
-/// The plan with the decoys. They come first, so that what a policy opens covers them. `None` in modes in
-/// which they cannot be watched.
+/// The plan with the decoys. They come first, so that what a policy opens covers them. `None` in
+/// modes in which they cannot be watched.
 pub(crate) fn with_canaries(mut plan: Plan) -> Option<Plan> {
     if !has_canaries(plan.mode) {
         return None;
@@ -107,8 +108,11 @@ impl Canaries {
                 is_held
             });
         }
-        let watch =
-            inotify::add_watch(self.inotify.get_ref(), &directory, WatchFlags::OPEN | WatchFlags::ACCESS)?;
+        let watch = inotify::add_watch(
+            self.inotify.get_ref(),
+            &directory,
+            WatchFlags::OPEN | WatchFlags::ACCESS,
+        )?;
         watches.insert(watch, id);
         Ok(())
     }
@@ -119,8 +123,8 @@ impl Canaries {
         Ok(())
     }
 
-    /// The sessions and paths of the decoys that were opened since the last call. The kernel reports an open
-    /// before it returns, so a command that has ended has no other.
+    /// The sessions and paths of the decoys that were opened since the last call. The kernel
+    /// reports an open before it returns, so a command that has ended has no other.
     pub(crate) fn opened(&self) -> BTreeSet<(SessionId, String)> {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         let mut buffer = [const { MaybeUninit::uninit() }; BUFFER];
@@ -161,8 +165,8 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// Creates the files of a session, with content of its own. Everyone may read them who gets there, and
-/// only the worker can write.
+/// Creates the files of a session, with content of its own. Everyone may read them who gets there,
+/// and only the worker can write.
 fn create(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o711).create(directory) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
@@ -193,7 +197,10 @@ fn content(path: &str) -> String {
         );
     }
     let body: Vec<String> = (0..5).map(|_| format!("{}{}", random(), random())).collect();
-    format!("-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----\n", body.join("\n"))
+    format!(
+        "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----\n",
+        body.join("\n")
+    )
 }
 
 #[cfg(test)]
@@ -225,7 +232,8 @@ mod tests {
         let ((one, first), (_, second)) = (plant("one"), plant("two"));
         assert_eq!(canaries.opened(), BTreeSet::new(), "nobody opened one");
         fs::metadata(second.join("credentials")).unwrap();
-        let texts = [&first, &second].map(|directory| fs::read_to_string(directory.join("credentials")));
+        let texts =
+            [&first, &second].map(|directory| fs::read_to_string(directory.join("credentials")));
         let [text, other] = texts.map(Result::unwrap);
         assert!(text != other && text.starts_with("[default]"), "{text} {other}");
         let opened = canaries.opened();

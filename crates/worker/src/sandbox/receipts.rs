@@ -49,7 +49,11 @@ impl Receipts {
 }
 
 /// Drains the worker in the store because of an unclean receipt, and records why.
-pub(crate) async fn leave_rotation(store: &Store, worker: &WorkerId, receipt: Receipt) -> Result<(), Error> {
+pub(crate) async fn leave_rotation(
+    store: &Store,
+    worker: &WorkerId,
+    receipt: Receipt,
+) -> Result<(), Error> {
     store.worker_drain(worker, DrainedBy::Worker).await?;
     let concerned = EventSubject { worker: Some(worker.clone()), ..EventSubject::default() };
     let detail = json!({ "reason": "SANDBOX_RECEIPT_UNCLEAN", "receipt": receipt });

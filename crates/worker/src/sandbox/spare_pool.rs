@@ -54,7 +54,9 @@ impl Spare {
     }
 
     /// Waits for the sandbox; `None` if it could not be prepared. Comes with its descriptors.
-    pub(crate) async fn into_sandbox(self) -> Option<(Box<dyn Prepared>, Option<OwnedSemaphorePermit>)> {
+    pub(crate) async fn into_sandbox(
+        self,
+    ) -> Option<(Box<dyn Prepared>, Option<OwnedSemaphorePermit>)> {
         Some((self.preparing.await.ok()?.ok()?, self.descriptors))
     }
 

@@ -36,7 +36,11 @@ pub(crate) struct SessionLeases {
 impl SessionLeases {
     /// Acquires a session if possible and prepares for its first run. Returns the epoch if the
     /// worker holds the session now. `is_new` says that probably nobody has held the session yet.
-    pub(crate) async fn acquire(&self, id: SessionId, is_new: bool) -> Result<Option<LeaseEpoch>, Error> {
+    pub(crate) async fn acquire(
+        &self,
+        id: SessionId,
+        is_new: bool,
+    ) -> Result<Option<LeaseEpoch>, Error> {
         let current = self.core.lease.current();
         if let Holding::Held { epoch, closing: false } = self.core.sessions.holding(id) {
             // It is offered because it has queued runs, such as one that waited for an approval.
@@ -48,7 +52,10 @@ impl SessionLeases {
         if is_new && self.space.is_short() {
             return Ok(None);
         }
-        if self.core.drain.is_draining() || !current.is_live() || !self.core.sessions.begin_acquire(id) {
+        if self.core.drain.is_draining()
+            || !current.is_live()
+            || !self.core.sessions.begin_acquire(id)
+        {
             return Ok(None);
         }
         let answer = self.acquire_in_store(id, &current, is_new).await;
@@ -76,7 +83,10 @@ impl SessionLeases {
         is_new: bool,
     ) -> Result<Option<Lease>, Error> {
         let (worker, incarnation) = (self.core.lease.worker(), current.incarnation);
-        if is_new && let Some(lease) = self.core.store.lease_acquire_first(id, worker, incarnation).await? {
+        if is_new
+            && let Some(lease) =
+                self.core.store.lease_acquire_first(id, worker, incarnation).await?
+        {
             return Ok(Some(lease));
         }
         self.core.store.lease_acquire(id, worker, incarnation).await
@@ -119,7 +129,8 @@ impl SessionLeases {
                     "cannot open session directory"
                 );
                 let released = self.core.store.lease_release(id, &lease.token).await;
-                // If that failed, the poll or a file call finds the lease in the store and releases it.
+                // If that failed, the poll or a file call finds the lease in the store and releases
+                // it.
                 self.core.sessions.forget(id);
                 self.core.sessions.queued.mark(id);
                 released.map(|_| None)
@@ -164,8 +175,8 @@ impl SessionLeases {
         self.core.store.lease_release(id, &self.core.lease.token(current.incarnation, epoch)).await
     }
 
-    /// Takes over or releases the lease of a session that this worker does not know, if the store has it:
-    /// the answer to its acquisition was lost. The poll does this for sessions with runs.
+    /// Takes over or releases the lease of a session that this worker does not know, if the store
+    /// has it: the answer to its acquisition was lost. The poll does this for sessions with runs.
     pub(crate) async fn recover_unknown(
         self: &Arc<Self>,
         id: SessionId,
@@ -186,8 +197,14 @@ impl SessionLeases {
         if !current.is_live() || !self.core.sessions.begin_acquire(id) {
             return Ok(());
         }
-        match self.core.store.lease_get_first(id, &self.core.lease.token(current.incarnation, epoch)).await {
-            // The next holder would expect files, since a file call was made, and there are none yet.
+        match self
+            .core
+            .store
+            .lease_get_first(id, &self.core.lease.token(current.incarnation, epoch))
+            .await
+        {
+            // The next holder would expect files, since a file call was made, and there are none
+            // yet.
             Ok(Some(lease)) => self.open(&current, lease).await.map(drop),
             Ok(None) => {
                 let released = self.release(&current, id, epoch).await;
@@ -201,9 +218,9 @@ impl SessionLeases {
         }
     }
 
-    /// Finishes the transactional runs that an earlier holder of the session did not: applies changes
-    /// whose row says so and drops all others, except those that wait for a decision. Their row cannot
-    /// change any more: this worker has taken the lease.
+    /// Finishes the transactional runs that an earlier holder of the session did not: applies
+    /// changes whose row says so and drops all others, except those that wait for a decision. Their
+    /// row cannot change any more: this worker has taken the lease.
     async fn finish_transactions(&self, lease: &Lease) -> Result<Option<Hold>, RootError> {
         let (id, root, limits) = (lease.session, self.core.root.clone(), lease.spec.limits.disk());
         let open = move || root.open_session(id, limits).and_then(|()| root.transactions(id));
@@ -213,8 +230,11 @@ impl SessionLeases {
             let state = self.decided(lease, &transaction).await?;
             if let (ChangesState::Held, Some(held)) = (state, lease.held) {
                 tracing::info!(session = %id, run = %transaction.run, "changes wait for a decision");
-                hold =
-                    Some(Hold { run: held.run, epoch: held.epoch, until: Instant::now() + held.remaining });
+                hold = Some(Hold {
+                    run: held.run,
+                    epoch: held.epoch,
+                    until: Instant::now() + held.remaining,
+                });
                 continue;
             }
             let is_applied = state == ChangesState::Applied;
@@ -254,7 +274,8 @@ impl SessionLeases {
     /// Records that held changes are dropped, and returns what became of them.
     async fn drop_held(&self, lease: &Lease, run: RunId) -> Result<ChangesState, RootError> {
         let decision = ChangesDecision { session: lease.session, run, apply: false, key: None };
-        let decided = self.core.store.changes_decide(decision, &lease.token).await.map_err(unknown)?;
+        let decided =
+            self.core.store.changes_decide(decision, &lease.token).await.map_err(unknown)?;
         Ok(decided.unwrap_or(ChangesState::Dropped))
     }
 
@@ -262,9 +283,11 @@ impl SessionLeases {
     /// files and they are lost.
     async fn directory(&self, lease: &Lease) -> Result<Option<Ids>, RootError> {
         let (root, id, has_files) = (self.core.root.clone(), lease.session, lease.has_files);
-        let canaries = self.core.backends.canaries().filter(|_| canary::has_canaries(lease.spec.mode));
+        let canaries =
+            self.core.backends.canaries().filter(|_| canary::has_canaries(lease.spec.mode));
         let (canaries, sessions) = (canaries.cloned(), self.core.sessions.clone());
-        let (disk, mode, limits) = (self.core.disk.clone(), lease.spec.mode, lease.spec.limits.disk());
+        let (disk, mode, limits) =
+            (self.core.disk.clone(), lease.spec.mode, lease.spec.limits.disk());
         let open = move || {
             if has_files && !root.has_session(id)? {
                 return Ok(None);
@@ -273,7 +296,9 @@ impl SessionLeases {
             disk.attach(id, mode, ids, limits)
                 .map_err(RootError::at("set the disk limits of", &root.session(id)))?;
             if let Some(canaries) = canaries {
-                canaries.plant(id, &root.session(id), &*sessions).map_err(RootError::interrupted)?;
+                canaries
+                    .plant(id, &root.session(id), &*sessions)
+                    .map_err(RootError::interrupted)?;
             }
             Ok(Some(ids))
         };
@@ -292,5 +317,8 @@ where
     T: Send + 'static,
     F: FnOnce() -> Result<T, RootError> + Send + 'static,
 {
-    tokio::task::spawn_blocking(work).await.map_err(|panic| RootError::interrupted(panic.into())).flatten()
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|panic| RootError::interrupted(panic.into()))
+        .flatten()
 }

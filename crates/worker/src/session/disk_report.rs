@@ -1,5 +1,5 @@
-//! Reports what sessions use to the store, and stops what grows without room: of tenants at their quota,
-//! and of all while the worker has less free than its reserve.
+//! Reports what sessions use to the store, and stops what grows without room: of tenants at their
+//! quota, and of all while the worker has less free than its reserve.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,8 +19,8 @@ use crate::{core::Core, disk::Space};
 const MIN_CHANGE_BYTES: u64 = 1024 * 1024;
 /// Sessions that one report has at most. The next has the others.
 const MAX_REPORTED: usize = 2000;
-/// How much a session may grow while the worker has less free than its reserve, before its runs are stopped:
-/// one that writes a few lines to a log takes nothing that matters.
+/// How much a session may grow while the worker has less free than its reserve, before its runs are
+/// stopped: one that writes a few lines to a log takes nothing that matters.
 const SHORT_GROWTH_BYTES: u64 = 1024 * 1024;
 /// What is free is stored at least this often, if it changes.
 const SPACE_INTERVAL: Duration = Duration::from_secs(10);
@@ -78,8 +78,11 @@ impl DiskReporter {
             return Ok(());
         }
         let worker = self.core.lease.worker();
-        let answer =
-            self.core.store.session_disk_report(worker, current.incarnation, &changed, &tenants).await?;
+        let answer = self
+            .core
+            .store
+            .session_disk_report(worker, current.incarnation, &changed, &tenants)
+            .await?;
         metrics().disk.limits_crossed(answer.crossings);
         self.act(&held, &changed, &answer);
         Ok(())
@@ -95,8 +98,8 @@ impl DiskReporter {
         held.collect()
     }
 
-    /// What is to be reported, and the tenants to ask for although none of their sessions changed: those
-    /// that were at their quota and may have room now.
+    /// What is to be reported, and the tenants to ask for although none of their sessions changed:
+    /// those that were at their quota and may have room now.
     fn changed(&self, held: &[Held]) -> (Vec<DiskReport>, Vec<TenantId>) {
         let mut memory = self.lock();
         let here: HashSet<SessionId> = held.iter().map(|held| held.report.session).collect();
@@ -184,7 +187,10 @@ impl DiskReporter {
             let (free, reserve) = (space.free, space.reserve);
             tracing::warn!(free, reserve, "less space is free than the reserve: starting no runs");
         }
-        self.core.store.worker_report_disk(self.core.lease.worker(), current.incarnation, space).await?;
+        self.core
+            .store
+            .worker_report_disk(self.core.lease.worker(), current.incarnation, space)
+            .await?;
         self.lock().space = Some((space, Instant::now()));
         Ok(())
     }

@@ -1,12 +1,12 @@
-//! Which of the held sessions may have queued runs in the store: the poll reads these and not all that
-//! are idle.
+//! Which of the held sessions may have queued runs in the store: the poll reads these and not all
+//! that are idle.
 //!
-//! The worker takes part in nearly everything that queues a run of a session it holds, and marks the
-//! session when that is done: it acquires the session, hands a run back, gives up beginning one, or an
-//! api offers it the session again. Everything else leaves a row in `waiting_sessions`, which
-//! `lease_list_wanted` finds: an insert that waited for the acquisition, or that saw the worker draining
-//! or its lease expired. A session with queued runs stays marked. All sessions are read after a drain,
-//! and now and then, in case an answer was lost.
+//! The worker takes part in nearly everything that queues a run of a session it holds, and marks
+//! the session when that is done: it acquires the session, hands a run back, gives up beginning
+//! one, or an api offers it the session again. Everything else leaves a row in `waiting_sessions`,
+//! which `lease_list_wanted` finds: an insert that waited for the acquisition, or that saw the
+//! worker draining or its lease expired. A session with queued runs stays marked. All sessions are
+//! read after a drain, and now and then, in case an answer was lost.
 
 use std::{
     collections::HashSet,
@@ -38,8 +38,8 @@ struct State {
 }
 
 impl QueuedSessions {
-    /// Notes that a session may have queued runs. Called after the change in the store: a read before
-    /// it would find nothing and remove the mark. Returns whether the mark is new.
+    /// Notes that a session may have queued runs. Called after the change in the store: a read
+    /// before it would find nothing and remove the mark. Returns whether the mark is new.
     pub(crate) fn mark(&self, id: SessionId) -> bool {
         self.lock().marked.insert(id)
     }
@@ -109,7 +109,11 @@ mod tests {
         read();
         tokio::time::advance(READ_ALL_INTERVAL / 2).await;
         assert_ne!(queued.take_due(incarnation), DueSessions::All);
-        assert_eq!(queued.take_due(Incarnation::generate()), DueSessions::All, "another incarnation");
+        assert_eq!(
+            queued.take_due(Incarnation::generate()),
+            DueSessions::All,
+            "another incarnation"
+        );
         tokio::time::advance(READ_ALL_INTERVAL / 2).await;
         assert_eq!(queued.take_due(incarnation), DueSessions::All);
         read();

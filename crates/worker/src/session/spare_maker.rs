@@ -29,10 +29,14 @@ impl SpareMaker {
             return;
         }
         let Some(ids) = self.core.sessions.ids(session) else { return };
-        let target =
-            PlanTarget { sandbox: RunId::generate(), session, root: self.core.root.session(session) };
+        let target = PlanTarget {
+            sandbox: RunId::generate(),
+            session,
+            root: self.core.root.session(session),
+        };
         if !spec.policy.is_large() {
-            // If the plan is refused, the session gets no spare and its next run reports the reason.
+            // If the plan is refused, the session gets no spare and its next run reports the
+            // reason.
             if let Ok(plan) = self.core.backends.plan(target, &spec, ids) {
                 self.add(session, plan, None);
             }
@@ -40,7 +44,9 @@ impl SpareMaker {
         }
         let maker = self.clone();
         task::background("plan spare", async move {
-            if let Ok((plan, permit)) = maker.core.backends.plan_for(&tenant, target, &spec, ids).await {
+            if let Ok((plan, permit)) =
+                maker.core.backends.plan_for(&tenant, target, &spec, ids).await
+            {
                 maker.add(session, plan, permit);
             }
         });

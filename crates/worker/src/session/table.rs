@@ -120,8 +120,8 @@ impl Sessions {
         true
     }
 
-    /// The lock of a session's workspace. Runs and file calls share it; a transactional run is alone,
-    /// since the kernel leaves undefined what an overlay shows when the layer below changes.
+    /// The lock of a session's workspace. Runs and file calls share it; a transactional run is
+    /// alone, since the kernel leaves undefined what an overlay shows when the layer below changes.
     pub(crate) fn workspace(&self, id: SessionId) -> Arc<RwLock<()>> {
         let mut workspaces = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = workspaces.get(&id).and_then(Weak::upgrade) {
@@ -152,7 +152,9 @@ impl Sessions {
     /// What file calls need, if the session is held under this epoch and has not ended.
     pub(crate) fn for_files(&self, id: SessionId, epoch: LeaseEpoch) -> Option<(SessionSpec, Ids)> {
         match self.lock().get(&id)? {
-            Entry::Held(held) if held.epoch == epoch && !held.closing => Some((held.spec.clone(), held.ids)),
+            Entry::Held(held) if held.epoch == epoch && !held.closing => {
+                Some((held.spec.clone(), held.ids))
+            }
             Entry::Held(_) | Entry::Acquiring | Entry::Releasing(_) => None,
         }
     }
@@ -165,7 +167,8 @@ impl Sessions {
         }
     }
 
-    /// Sets what a session that is held under this epoch holds. The caller is alone in the workspace.
+    /// Sets what a session that is held under this epoch holds. The caller is alone in the
+    /// workspace.
     pub(crate) fn set_hold(&self, id: SessionId, epoch: LeaseEpoch, hold: Option<Hold>) {
         if let Some(Entry::Held(held)) = self.lock().get_mut(&id)
             && held.epoch == epoch
@@ -275,7 +278,9 @@ impl Sessions {
     /// ended.
     pub(crate) fn default_run_spec(&self, id: SessionId) -> Option<(TenantId, RunSpec)> {
         match self.lock().get(&id)? {
-            Entry::Held(held) if !held.closing => Some((held.tenant.clone(), default_run_spec(&held.spec))),
+            Entry::Held(held) if !held.closing => {
+                Some((held.tenant.clone(), default_run_spec(&held.spec)))
+            }
             _ => None,
         }
     }
@@ -529,7 +534,9 @@ mod tests {
         tokio::time::advance(MAX_SPARE_AGE).await;
         assert!(sessions.take_spare(id, &fitting).is_none());
         sessions.trim_spares(false);
-        assert!(matches!(sessions.lock().get(&id), Some(Entry::Held(held)) if held.spare.is_none()));
+        assert!(
+            matches!(sessions.lock().get(&id), Some(Entry::Held(held)) if held.spare.is_none())
+        );
     }
 
     #[tokio::test]

@@ -1,8 +1,8 @@
 //! The session root: the directory tree that holds one directory for each session.
 //!
 //! `sessions/ID` belongs to the worker and lets only the session's own user pass. In it are the
-//! workspace, which the session's commands own and may open to everyone, its overlays, its trash, and
-//! imports that are not complete. It may be the mount point of an image.
+//! workspace, which the session's commands own and may open to everyone, its overlays, its trash,
+//! and imports that are not complete. It may be the mount point of an image.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -104,7 +104,9 @@ impl SessionRoot {
         }
         match DirBuilder::new().mode(0o700).create(self.own_trash(id)) {
             // A new session has no directory yet.
-            Err(error) if !matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => {
+            Err(error)
+                if !matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) =>
+            {
                 Err(RootError::at("create the trash of", &directory)(error))
             }
             _ => Ok(()),
@@ -132,8 +134,8 @@ impl SessionRoot {
         self.session_parent(id).join("workspace.imports")
     }
 
-    /// The trash for files of a session. With a quota it is on the session's own file system or in its
-    /// project, since files cannot be moved between those.
+    /// The trash for files of a session. With a quota it is on the session's own file system or in
+    /// its project, since files cannot be moved between those.
     pub(crate) fn session_trash(&self, id: SessionId) -> PathBuf {
         if self.quota.is_some() { self.own_trash(id) } else { self.trash() }
     }
@@ -151,7 +153,9 @@ impl SessionRoot {
         move_if_present(&imports, &self.session_trash(id))?;
         match move_if_present(&trash, &self.trash()) {
             // The session has a file system of its own.
-            Err(error) if error.source.kind() == ErrorKind::CrossesDevices => empty(&trash).map(drop)?,
+            Err(error) if error.source.kind() == ErrorKind::CrossesDevices => {
+                empty(&trash).map(drop)?
+            }
             moved => moved?,
         }
         if self.quota.is_some() { create_private(&trash) } else { Ok(()) }
@@ -169,10 +173,12 @@ impl SessionRoot {
         create_if_absent(&parent)?;
         let existed = !create_if_absent(&path)?;
         self.discard_leftovers(id)?;
-        let ids = self.users.assign(id, &path).map_err(RootError::at("change the owner of", &path))?;
+        let ids =
+            self.users.assign(id, &path).map_err(RootError::at("change the owner of", &path))?;
         if self.users.are_separate() {
             // A setuid file in an open workspace is out of reach of the host's other users.
-            lchown(&parent, None, Some(ids.gid)).map_err(RootError::at("change the group of", &parent))?;
+            lchown(&parent, None, Some(ids.gid))
+                .map_err(RootError::at("change the group of", &parent))?;
             set_mode(&parent, 0o710)?;
         }
         if let Some(quota) = &self.quota {
@@ -223,7 +229,11 @@ impl SessionRoot {
     }
 
     /// Finishes the transaction of a session that this worker has just taken.
-    pub(crate) fn finish_transaction(&self, found: &Transaction, is_applied: bool) -> Result<(), RootError> {
+    pub(crate) fn finish_transaction(
+        &self,
+        found: &Transaction,
+        is_applied: bool,
+    ) -> Result<(), RootError> {
         let path = found.layer();
         if is_applied {
             found.apply().map_err(RootError::at("apply the changes in", &path))?;
@@ -263,11 +273,14 @@ impl SessionRoot {
 
     /// Records that a session's commands may write to these paths, before they can.
     pub(crate) fn share_paths(&self, ids: Ids, paths: &[PathBuf]) -> Result<(), RootError> {
-        self.users.share(ids.uid, paths).map_err(RootError::at("record shared paths in", &self.path))
+        self.users
+            .share(ids.uid, paths)
+            .map_err(RootError::at("record shared paths in", &self.path))
     }
 
     fn free_ids(&self) -> Result<(), RootError> {
-        let exists = |name: &Path| self.sessions().join(name).exists() || self.trash().join(name).exists();
+        let exists =
+            |name: &Path| self.sessions().join(name).exists() || self.trash().join(name).exists();
         self.users.free_unused(exists).map_err(RootError::at("free user ids in", &self.path))
     }
 
@@ -295,17 +308,23 @@ impl SessionRoot {
 /// count: the worker creates them.
 #[must_use]
 pub fn untraversable_ancestor(root: &Path) -> Option<PathBuf> {
-    let is_untraversable =
-        |path: &&Path| fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o001 == 0);
+    let is_untraversable = |path: &&Path| {
+        fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o001 == 0)
+    };
     let above = root.parent()?;
     above.ancestors().filter(is_untraversable).last().map(Path::to_owned)
 }
 
 /// Creates the tree's directory if needed; returns its real path and its id.
 pub(super) fn identify(path: &Path) -> Result<(PathBuf, Uuid), RootError> {
-    // As root, sessions have their own users, which must be able to pass through new directories above.
+    // As root, sessions have their own users, which must be able to pass through new directories
+    // above.
     let mode = if codelia_sys::process::own_uid() == 0 { 0o711 } else { 0o700 };
-    DirBuilder::new().recursive(true).mode(mode).create(path).map_err(RootError::at("create", path))?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(path)
+        .map_err(RootError::at("create", path))?;
     let path = fs::canonicalize(path).map_err(RootError::at("resolve", path))?;
     let id = root_id(&path)?;
     Ok((path, id))
@@ -313,7 +332,11 @@ pub(super) fn identify(path: &Path) -> Result<(PathBuf, Uuid), RootError> {
 
 /// Creates a directory that only the worker can use, or makes an existing one so.
 fn create_private(path: &Path) -> Result<(), RootError> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(RootError::at("create", path))?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(RootError::at("create", path))?;
     set_mode(path, 0o700)
 }
 
@@ -371,7 +394,8 @@ fn root_id(root: &Path) -> Result<Uuid, RootError> {
         }
     }
     let text = fs::read_to_string(&path).map_err(RootError::at("read", &path))?;
-    let invalid = |error| RootError::at("parse", &path)(io::Error::new(ErrorKind::InvalidData, error));
+    let invalid =
+        |error| RootError::at("parse", &path)(io::Error::new(ErrorKind::InvalidData, error));
     Uuid::try_parse(text.trim()).map_err(invalid)
 }
 
@@ -440,7 +464,8 @@ mod tests {
         fs::create_dir_all(layers.join("one/work/work")).unwrap();
         fs::create_dir_all(layers.join("one/upper")).unwrap();
         fs::write(layers.join("one/upper/file"), "123").unwrap();
-        fs::set_permissions(layers.join("one/work/work"), fs::Permissions::from_mode(0o000)).unwrap();
+        fs::set_permissions(layers.join("one/work/work"), fs::Permissions::from_mode(0o000))
+            .unwrap();
         assert_eq!(root.list_sessions().unwrap(), [id]);
         assert_eq!(root.remove_session(id).unwrap(), 8);
         assert!(!session.exists() && !layers.exists());
@@ -464,7 +489,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let range = UidRange { base: 300_000, count: 10 };
         let root = SessionRoot::open(dir.path(), Some(range)).unwrap();
-        let missing = (!root.users.are_separate()).then_some("only root can change the owner of files");
+        let missing =
+            (!root.users.are_separate()).then_some("only root can change the owner of files");
         if !codelia_tests::available("root", missing) {
             return;
         }

@@ -13,8 +13,8 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, CWD, Dir, FileType, IFlags, Mode, OFlags, chmod, ioctl_getflags, ioctl_setflags, openat,
-        renameat, statat, unlinkat,
+        AtFlags, CWD, Dir, FileType, IFlags, Mode, OFlags, chmod, ioctl_getflags, ioctl_setflags,
+        openat, renameat, statat, unlinkat,
     },
     io::Errno,
     path::Arg,
@@ -34,7 +34,11 @@ pub(crate) fn remove(trash: &Path, name: &Path) -> io::Result<u64> {
 }
 
 /// Like [`remove`], but fails when `may_continue` returns `false`. The next call continues.
-pub(crate) fn remove_while(trash: &Path, name: &Path, may_continue: &dyn Fn() -> bool) -> io::Result<u64> {
+pub(crate) fn remove_while(
+    trash: &Path,
+    name: &Path,
+    may_continue: &dyn Fn() -> bool,
+) -> io::Result<u64> {
     let trash = openat(CWD, trash, DIRECTORY, Mode::empty())?;
     let mut bytes = 0;
     let mut left = vec![name.to_owned()];
@@ -63,7 +67,11 @@ enum Removed {
     Moved(u64, Vec<PathBuf>),
 }
 
-fn remove_flat(trash: &OwnedFd, name: &Path, may_continue: &dyn Fn() -> bool) -> io::Result<Removed> {
+fn remove_flat(
+    trash: &OwnedFd,
+    name: &Path,
+    may_continue: &dyn Fn() -> bool,
+) -> io::Result<Removed> {
     match kind(trash, name)? {
         None => Ok(Removed::Done(0)),
         Some((FileType::Directory, _)) => empty(trash, name, may_continue),

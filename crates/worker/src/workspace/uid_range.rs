@@ -1,5 +1,5 @@
-//! Reserves a range of user ids for a session root, against the accounts and subordinate ids of this
-//! host and against other session roots.
+//! Reserves a range of user ids for a session root, against the accounts and subordinate ids of
+//! this host and against other session roots.
 //!
 //! A directory holds one file for each reserved range, named after it, with the id and the path of
 //! its root. It outlives the worker, because files with these owners do.
@@ -45,7 +45,9 @@ impl UidRange {
     }
 
     fn overlaps(self, other: Self) -> bool {
-        self.count > 0 && other.count > 0 && (self.contains(other.base) || other.contains(self.base))
+        self.count > 0
+            && other.count > 0
+            && (self.contains(other.base) || other.contains(self.base))
     }
 }
 
@@ -156,7 +158,11 @@ struct Entry {
 /// # Errors
 /// If the range overlaps others, or the reservation cannot be recorded.
 pub fn reserve_uids(options: &UidOptions) -> Result<Option<UidRange>, UidError> {
-    reserve(options, Path::new("/etc"), &fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
+    reserve(
+        options,
+        Path::new("/etc"),
+        &fs::read_to_string("/proc/self/uid_map").unwrap_or_default(),
+    )
 }
 
 fn reserve(options: &UidOptions, etc: &Path, uid_map: &str) -> Result<Option<UidRange>, UidError> {
@@ -201,32 +207,39 @@ impl Request<'_> {
         }
         let is_other = |entry: &&Entry| entry.root_id != self.root_id && entry.root_exists();
         match self.entries.iter().filter(is_other).find(|entry| entry.range.overlaps(range)) {
-            Some(entry) => {
-                Err(UidError::Reserved { range, root: entry.root.clone(), entry: entry.path.clone() })
-            }
+            Some(entry) => Err(UidError::Reserved {
+                range,
+                root: entry.root.clone(),
+                entry: entry.path.clone(),
+            }),
             None => Ok(range),
         }
     }
 
-    /// The root's range, or one that no root had, or the one reserved longest ago for a root that is
-    /// gone. The search starts at random, for instances that cannot see each other's reservations.
+    /// The root's range, or one that no root had, or the one reserved longest ago for a root that
+    /// is gone. The search starts at random, for instances that cannot see each other's
+    /// reservations.
     fn choose(&self) -> Result<UidRange, UidError> {
         let count = self.options.count;
         let exhausted = || UidError::Exhausted { count, registry: self.options.registry.clone() };
-        let is_unused = |range: UidRange| !self.taken.iter().any(|taken| taken.range.overlaps(range));
+        let is_unused =
+            |range: UidRange| !self.taken.iter().any(|taken| taken.range.overlaps(range));
         let own = self.entries.iter().filter(|entry| entry.root_id == self.root_id);
-        if let Some(entry) = own.filter(|entry| entry.range.count == count).max_by_key(|entry| entry.made_at)
+        if let Some(entry) =
+            own.filter(|entry| entry.range.count == count).max_by_key(|entry| entry.made_at)
             && entry.range.base >= FIRST
             && is_unused(entry.range)
         {
             return Ok(entry.range);
         }
         let ranges = DEFAULT_RANGES.count / count;
-        let first = u32::try_from(Uuid::new_v4().as_u128() % u128::from(ranges.max(1))).unwrap_or(0);
+        let first =
+            u32::try_from(Uuid::new_v4().as_u128() % u128::from(ranges.max(1))).unwrap_or(0);
         let mut oldest: Option<(SystemTime, UidRange)> = None;
         for number in (first..ranges).chain(0..first.min(ranges)) {
             let range = UidRange { base: FIRST + number * count, count };
-            let mut overlapping = self.entries.iter().filter(|entry| entry.range.overlaps(range)).peekable();
+            let mut overlapping =
+                self.entries.iter().filter(|entry| entry.range.overlaps(range)).peekable();
             if !is_unused(range) {
                 continue;
             }
@@ -257,7 +270,8 @@ impl<'a> Registry<'a> {
         let locked = || {
             fs::create_dir_all(path)?;
             fs::set_permissions(path, Permissions::from_mode(0o700))?;
-            let lock = File::options().create(true).truncate(false).write(true).open(path.join(LOCK))?;
+            let lock =
+                File::options().create(true).truncate(false).write(true).open(path.join(LOCK))?;
             flock(&lock, FlockOperation::LockExclusive)?;
             Ok(lock)
         };
@@ -285,7 +299,13 @@ impl<'a> Registry<'a> {
     }
 
     /// Records the range, and forgets those of roots that are gone which it overlaps.
-    fn record(&self, range: UidRange, id: &str, root: &Path, entries: &[Entry]) -> Result<(), UidError> {
+    fn record(
+        &self,
+        range: UidRange,
+        id: &str,
+        root: &Path,
+        entries: &[Entry],
+    ) -> Result<(), UidError> {
         let is_replaced = |entry: &&Entry| entry.root_id != id && entry.range.overlaps(range);
         for entry in entries.iter().filter(is_replaced) {
             fs::remove_file(&entry.path).map_err(registry_error("remove", &entry.path))?;
@@ -306,7 +326,8 @@ impl Entry {
     /// Whether the root that has the range still exists. A damaged entry counts as existing.
     fn root_exists(&self) -> bool {
         self.root_id.is_empty()
-            || fs::read_to_string(self.root.join("root-id")).is_ok_and(|id| id.trim() == self.root_id)
+            || fs::read_to_string(self.root.join("root-id"))
+                .is_ok_and(|id| id.trim() == self.root_id)
     }
 }
 
@@ -324,7 +345,9 @@ fn taken_ids(etc: &Path) -> io::Result<Vec<Taken>> {
         };
         for fields in text.lines().map(|line| line.split(':').collect::<Vec<_>>()) {
             let number = |at: usize| fields.get(at)?.trim().parse::<u32>().ok();
-            let Some((base, count)) = number(first).zip(count.map_or(Some(1), number)) else { continue };
+            let Some((base, count)) = number(first).zip(count.map_or(Some(1), number)) else {
+                continue;
+            };
             let by = format!("those of {} in {}", fields[0], path.display());
             taken.push(Taken { range: UidRange { base, count }, by });
         }
@@ -335,8 +358,10 @@ fn taken_ids(etc: &Path) -> io::Result<Vec<Taken>> {
 /// Whether a line of the map covers the whole range.
 fn is_mapped(range: UidRange, uid_map: &str) -> bool {
     uid_map.lines().any(|line| {
-        let mut numbers = line.split_ascii_whitespace().filter_map(|number| number.parse::<u64>().ok());
-        let (Some(inside), Some(_), Some(count)) = (numbers.next(), numbers.next(), numbers.next()) else {
+        let mut numbers =
+            line.split_ascii_whitespace().filter_map(|number| number.parse::<u64>().ok());
+        let (Some(inside), Some(_), Some(count)) = (numbers.next(), numbers.next(), numbers.next())
+        else {
             return false;
         };
         inside <= u64::from(range.base)
@@ -375,7 +400,12 @@ mod tests {
             self.0.path().join(name)
         }
 
-        fn reserve(&self, root: &str, base: Option<u32>, count: u32) -> Result<Option<UidRange>, UidError> {
+        fn reserve(
+            &self,
+            root: &str,
+            base: Option<u32>,
+            count: u32,
+        ) -> Result<Option<UidRange>, UidError> {
             let registry = self.0.path().join("registry");
             let options = UidOptions { root: self.root(root), registry, base, count };
             reserve(&options, &self.0.path().join("etc"), WHOLE)
@@ -394,7 +424,10 @@ mod tests {
             let refused = host.reserve("a", Some(base), 10).unwrap_err().to_string();
             assert!(refused.contains("sandbox.uid_base") && refused.contains(named), "{refused}");
         }
-        assert!(host.reserve("a", Some(500_010), 10).is_ok(), "the control: ids next to them are free");
+        assert!(
+            host.reserve("a", Some(500_010), 10).is_ok(),
+            "the control: ids next to them are free"
+        );
         assert!(matches!(host.reserve("a", Some(LAST), 2), Err(UidError::TooHigh { .. })));
     }
 
@@ -402,16 +435,25 @@ mod tests {
     fn instances_never_share_a_range() {
         let host = Host::new();
         let first = host.chosen("a", 65_536);
-        assert!(first.base >= FIRST && first.last().unwrap() <= LAST, "outside of usual ranges: {first}");
+        assert!(
+            first.base >= FIRST && first.last().unwrap() <= LAST,
+            "outside of usual ranges: {first}"
+        );
         assert_eq!(host.chosen("a", 65_536), first, "a root keeps its range");
         for number in 0..20 {
             let other = host.chosen(&format!("b{number}"), 65_536);
             assert!(!other.overlaps(first), "{other}");
         }
         let refused = host.reserve("c", Some(first.base + 1), 5).unwrap_err();
-        assert!(matches!(&refused, UidError::Reserved { root, .. } if root.ends_with("a")), "{refused}");
+        assert!(
+            matches!(&refused, UidError::Reserved { root, .. } if root.ends_with("a")),
+            "{refused}"
+        );
         fs::remove_dir_all(host.root("a")).unwrap();
-        assert!(host.reserve("c", Some(first.base + 1), 5).is_ok(), "the control: its root is gone");
+        assert!(
+            host.reserve("c", Some(first.base + 1), 5).is_ok(),
+            "the control: its root is gone"
+        );
     }
 
     #[test]
@@ -451,6 +493,9 @@ mod tests {
         let etc = host.root("etc");
         assert_eq!(reserve(&options, &etc, "0 100000 65536\n").unwrap(), None);
         options.base = Some(70_000);
-        assert!(matches!(reserve(&options, &etc, "0 100000 65536\n"), Err(UidError::Unmapped { .. })));
+        assert!(matches!(
+            reserve(&options, &etc, "0 100000 65536\n"),
+            Err(UidError::Unmapped { .. })
+        ));
     }
 }

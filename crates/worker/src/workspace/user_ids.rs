@@ -124,7 +124,9 @@ impl SessionUsers {
         for claim in fs::read_dir(&self.claims)? {
             let claim = claim?;
             let uid = claim.file_name().to_string_lossy().parse::<u32>();
-            if !exists(&fs::read_link(claim.path())?) && !uid.map_or(Ok(true), |uid| self.is_shared(uid))? {
+            if !exists(&fs::read_link(claim.path())?)
+                && !uid.map_or(Ok(true), |uid| self.is_shared(uid))?
+            {
                 remove_if_present(&claim.path())?;
             }
         }
@@ -283,8 +285,8 @@ fn own_ids() -> Ids {
 
 fn check_range(claims: &Path, range: UidRange) -> io::Result<()> {
     let last = range.last();
-    let last =
-        last.ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, "the range of user ids is empty"))?;
+    let last = last
+        .ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, "the range of user ids is empty"))?;
     DirBuilder::new().recursive(true).mode(0o700).create(claims)?;
     for uid in [last, range.base] {
         lchown(claims, Some(uid), Some(uid))?;
@@ -332,7 +334,11 @@ mod tests {
         let mut taken = Vec::new();
         for _ in 0..RANGE.count {
             let (id, path, uid) = assign(&users, dir.path());
-            assert_eq!(users.assign(id, &path).unwrap().uid, uid, "the second call returns the same");
+            assert_eq!(
+                users.assign(id, &path).unwrap().uid,
+                uid,
+                "the second call returns the same"
+            );
             assert_eq!(fs::metadata(&path).unwrap().uid(), uid);
             taken.push((id, path, uid));
         }
@@ -354,8 +360,10 @@ mod tests {
         let mut seen = Vec::new();
         for _ in 0..2 * RANGE.count {
             // A restart does not start again from the first id.
-            let users = SessionUsers::open(dir.path(), Some(UidRange { base: 300_000, count: 6 * BATCH }));
-            let missing = (!users.are_separate()).then_some("only root can change the owner of files");
+            let users =
+                SessionUsers::open(dir.path(), Some(UidRange { base: 300_000, count: 6 * BATCH }));
+            let missing =
+                (!users.are_separate()).then_some("only root can change the owner of files");
             if !codelia_tests::available("root", missing) {
                 return;
             }
@@ -395,7 +403,11 @@ mod tests {
         let refused = users.assign(late, &late_path).unwrap_err().to_string();
         assert!(refused.contains("shared-ids"), "{refused}");
         fs::remove_file(&left).unwrap();
-        assert_eq!(users.assign(late, &late_path).unwrap().uid, leaver, "the control: nothing is left");
+        assert_eq!(
+            users.assign(late, &late_path).unwrap().uid,
+            leaver,
+            "the control: nothing is left"
+        );
         assert_eq!(held.len(), 2);
     }
 
@@ -418,7 +430,11 @@ mod tests {
         let (id, path, uid) = assign(&users, dir.path());
         let users = SessionUsers::open(dir.path(), Some(UidRange { base: 310_000, count: 3 }));
         assert_eq!(users.assign(id, &path).unwrap().uid, uid);
-        assert_eq!(assign(&users, dir.path()).2, 310_000, "the control: a new session has a new one");
+        assert_eq!(
+            assign(&users, dir.path()).2,
+            310_000,
+            "the control: a new session has a new one"
+        );
         remove(&users, (id, path, uid));
         assert!(!dir.path().join("ids").join(uid.to_string()).is_symlink());
     }

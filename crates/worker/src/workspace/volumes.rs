@@ -1,5 +1,5 @@
-//! The directories of volumes, `volumes/ID/data`, next to those of sessions. Only the worker can reach them;
-//! a session's sandboxes mount them.
+//! The directories of volumes, `volumes/ID/data`, next to those of sessions. Only the worker can
+//! reach them; a session's sandboxes mount them.
 //!
 //! What is in them is hostile: no link in them is followed.
 
@@ -83,7 +83,8 @@ impl VolumeDirs {
     }
 }
 
-/// The space that the files of a volume take, in bytes. One with too many files has no room for more.
+/// The space that the files of a volume take, in bytes. One with too many files has no room for
+/// more.
 pub(crate) fn measure(directory: &Path) -> io::Result<u64> {
     let directory = resolve_beneath::open_directory(directory)?;
     let max = DiskUsage { bytes: u64::MAX, inodes: MAX_INODES };

@@ -36,12 +36,15 @@ impl Stuck {
             available("logical", Some("CODELIA_INIT is not set to the path of codelia-init"));
             return None;
         };
-        let backend = Logical::new(LogicalOptions { init, cgroup_parent: Default::default() }).unwrap();
-        let runtime = Builder::new_multi_thread().worker_threads(THREADS).enable_all().build().unwrap();
+        let backend =
+            Logical::new(LogicalOptions { init, cgroup_parent: Default::default() }).unwrap();
+        let runtime =
+            Builder::new_multi_thread().worker_threads(THREADS).enable_all().build().unwrap();
         let observer = Builder::new_current_thread().enable_all().build().unwrap();
         let settings = Settings { lease_ttl: LEASE_TTL, ..Settings::default() };
         let (fixture, session, run) = runtime.block_on(async {
-            let fixture = Fixture::with(settings, vec![Arc::new(backend) as Arc<dyn Backend>]).await;
+            let fixture =
+                Fixture::with(settings, vec![Arc::new(backend) as Arc<dyn Backend>]).await;
             let session = fixture.held_session().await;
             let script = "echo $$ > pid; echo begun; until [ -e go ]; do sleep 0.05; done";
             let run = fixture.start(session, &shell(script)).await;

@@ -46,8 +46,8 @@ async fn operator_drain_releases_sessions_and_stops_runs() {
     fixture.end().await;
 }
 
-/// Nobody tells the worker of the run: it reads the request to drain only with its heartbeat, after it
-/// was taken back.
+/// Nobody tells the worker of the run: it reads the request to drain only with its heartbeat, after
+/// it was taken back.
 #[tokio::test]
 async fn run_queued_in_unnoticed_drain_is_found() {
     let fixture = Fixture::new(Settings::default()).await;
@@ -75,7 +75,8 @@ async fn release_that_failed_is_finished_after_undrain() {
     let beat = async || fixture.store.worker_list(None, 10).await.unwrap()[0].heartbeat_at;
     let fail_release = async {
         fixture.store.worker_drain(&fixture.worker, DrainedBy::Operator).await.unwrap();
-        let is_blocked = async || (fixture.database.number(BLOCKED).await.unwrap() > 0).then_some(());
+        let is_blocked =
+            async || (fixture.database.number(BLOCKED).await.unwrap() > 0).then_some(());
         eventually("the release waits", is_blocked).await;
         fixture.store.worker_undrain(&fixture.worker).await.unwrap();
         let before = beat().await;

@@ -57,11 +57,9 @@ async fn upload_to_released_session_does_not_appear() {
     send(Kind::Data("text".into()));
     let mut files = fixture.files.clone();
     let request = held(&fixture, session, 1).request(ReceiverStream::new(messages));
-    let call =
-        codelia_telemetry::task::background(
-            "write",
-            async move { files.write_file(request).await.map(drop) },
-        );
+    let call = codelia_telemetry::task::background("write", async move {
+        files.write_file(request).await.map(drop)
+    });
     // The upload has begun when the worker has an unnamed file open.
     let begun = || async {
         let mut open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
@@ -95,10 +93,14 @@ async fn file_call_stops_at_its_deadline() {
         let held = held(&fixture, session, 1);
         let mut files = fixture.files.clone();
         let done = |called: Result<(), Status>| called.map_err(|status| reason(&status));
-        let list = v1::ListFilesRequest { path: "tree".into(), page_size: 10, ..Default::default() };
+        let list =
+            v1::ListFilesRequest { path: "tree".into(), page_size: 10, ..Default::default() };
         assert_eq!(done(files.list_files(held.request(list)).await.map(drop)), expected);
-        let edit =
-            v1::EditFileRequest { path: "tree/file".into(), old_text: "e".into(), ..Default::default() };
+        let edit = v1::EditFileRequest {
+            path: "tree/file".into(),
+            old_text: "e".into(),
+            ..Default::default()
+        };
         assert_eq!(done(files.edit_file(held.request(edit)).await.map(drop)), expected);
         let copy = v1::CopyFileRequest {
             source_path: "tree/file".into(),
@@ -106,10 +108,12 @@ async fn file_call_stops_at_its_deadline() {
             ..Default::default()
         };
         assert_eq!(done(files.copy_file(held.request(copy)).await.map(drop)), expected);
-        let make = v1::MakeDirectoryRequest { path: "a/b".into(), parents: true, ..Default::default() };
+        let make =
+            v1::MakeDirectoryRequest { path: "a/b".into(), parents: true, ..Default::default() };
         assert_eq!(done(files.make_directory(held.request(make)).await.map(drop)), expected);
         // A tree is gone for its session at once. What the call does not remove is left to upkeep.
-        let remove = v1::RemoveFileRequest { path: "tree".into(), recursive: true, ..Default::default() };
+        let remove =
+            v1::RemoveFileRequest { path: "tree".into(), recursive: true, ..Default::default() };
         assert_eq!(done(files.remove_file(held.request(remove)).await.map(drop)), Ok(()));
         assert!(!directory.join("tree").exists());
         let trash = directory.ancestors().nth(3).unwrap().join("trash");

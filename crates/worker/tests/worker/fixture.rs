@@ -6,19 +6,22 @@ use codelia_backends::Backend;
 use codelia_policy::{Limits, LimitsRequest, RunSpec};
 use codelia_proto::{
     internal::v1::{
-        Attach, AttachRunRequest, AttachRunResponse, OfferSessionRequest, PushResult, StartRunRequest,
-        attach_run_request::Kind as Input, attach_run_response::Kind as Answer,
+        Attach, AttachRunRequest, AttachRunResponse, OfferSessionRequest, PushResult,
+        StartRunRequest, attach_run_request::Kind as Input, attach_run_response::Kind as Answer,
         worker_service_client::WorkerServiceClient,
     },
     timestamp_to_proto,
     v1::{file_service_client::FileServiceClient, run_event::Kind as Event},
 };
 use codelia_store::{
-    NewRun, NewSession, NewWorker, Quotas, Run, RunAdmission, RunState, SessionRef, SessionSpec, Store,
+    NewRun, NewSession, NewWorker, Quotas, Run, RunAdmission, RunState, SessionRef, SessionSpec,
+    Store,
 };
 use codelia_telemetry::task::background;
 use codelia_tests::{Database, Scratch, eventually, is_root, within};
-use codelia_types::{ByteSize, CommandSpec, Incarnation, KeyId, Mode, RunId, SessionId, TenantId, WorkerId};
+use codelia_types::{
+    ByteSize, CommandSpec, Incarnation, KeyId, Mode, RunId, SessionId, TenantId, WorkerId,
+};
 use codelia_worker::{Error, Listen, Options, Service, UidRange, WorkerOptions};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;
@@ -82,7 +85,8 @@ impl Fixture {
         let worker: WorkerId = "w-1".parse().unwrap();
         let service = Service::start(options(&worker, &scratch, settings), store.clone(), backends);
         let service = service.await.unwrap();
-        let channel = Endpoint::from_shared(service.address().to_owned()).unwrap().connect().await.unwrap();
+        let channel =
+            Endpoint::from_shared(service.address().to_owned()).unwrap().connect().await.unwrap();
         let shutdown = CancellationToken::new();
         Self {
             store,
@@ -156,7 +160,11 @@ impl Fixture {
     }
 
     /// Records a run, as an api does.
-    pub(crate) async fn record(&self, session: SessionId, spec: &RunSpec) -> (Run, Option<Incarnation>) {
+    pub(crate) async fn record(
+        &self,
+        session: SessionId,
+        spec: &RunSpec,
+    ) -> (Run, Option<Incarnation>) {
         let new = NewRun {
             id: RunId::generate(),
             session,
@@ -190,7 +198,10 @@ impl Fixture {
         let (run, incarnation) = self.record(session, spec).await;
         let pushed = self.push(&run, incarnation).await;
         // The poll may have found the run first and ended it.
-        assert!(pushed == PushResult::Started || self.row(run.id).await.outcome().is_some(), "{pushed:?}");
+        assert!(
+            pushed == PushResult::Started || self.row(run.id).await.outcome().is_some(),
+            "{pushed:?}"
+        );
         run.id
     }
 
@@ -199,16 +210,26 @@ impl Fixture {
     }
 
     /// Pushes a run and attaches to it in one call.
-    pub(crate) async fn push_and_attach(&self, run: &Run, incarnation: Option<Incarnation>) -> Attached {
+    pub(crate) async fn push_and_attach(
+        &self,
+        run: &Run,
+        incarnation: Option<Incarnation>,
+    ) -> Attached {
         let start = Some(push_request(run, incarnation));
-        self.attach_by(Attach { run_id: run.id.to_string(), position: 0, owner: false, start }).await
+        self.attach_by(Attach { run_id: run.id.to_string(), position: 0, owner: false, start })
+            .await
     }
 
     async fn attach_by(&self, attach: Attach) -> Attached {
         let (input, messages) = mpsc::channel(16);
         input.send(AttachRunRequest { kind: Some(Input::Attach(attach)) }).await.unwrap();
-        let events =
-            self.caller.clone().attach_run(ReceiverStream::new(messages)).await.unwrap().into_inner();
+        let events = self
+            .caller
+            .clone()
+            .attach_run(ReceiverStream::new(messages))
+            .await
+            .unwrap()
+            .into_inner();
         Attached { input, events }
     }
 
@@ -234,7 +255,8 @@ impl Fixture {
 
     /// Waits until a run has ended.
     pub(crate) async fn ended(&self, run: RunId) -> Run {
-        let ended = || async { Some(self.row(run).await).filter(|run| run.state == RunState::Ended) };
+        let ended =
+            || async { Some(self.row(run).await).filter(|run| run.state == RunState::Ended) };
         eventually("the run ends", ended).await
     }
 
@@ -243,7 +265,8 @@ impl Fixture {
         let mut all = Vec::new();
         loop {
             let position = i64::try_from(all.len()).unwrap();
-            let chunks = self.store.output_read(&self.tenant, run, position, 1 << 20).await.unwrap();
+            let chunks =
+                self.store.output_read(&self.tenant, run, position, 1 << 20).await.unwrap();
             if chunks.is_empty() {
                 return all;
             }
@@ -255,7 +278,12 @@ impl Fixture {
     }
 
     pub(crate) async fn holder(&self, session: SessionId) -> Option<WorkerId> {
-        self.store.session_get(&self.tenant, &SessionRef::Id(session)).await.unwrap().unwrap().holder
+        self.store
+            .session_get(&self.tenant, &SessionRef::Id(session))
+            .await
+            .unwrap()
+            .unwrap()
+            .holder
     }
 }
 

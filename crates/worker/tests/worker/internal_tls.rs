@@ -41,10 +41,12 @@ async fn is_answered(address: &str, authority: &TlsFiles, identity: Option<&TlsF
     }
     let endpoint = Endpoint::from_shared(address.to_owned()).unwrap().tls_config(tls).unwrap();
     let Ok(channel) = endpoint.connect().await else { return false };
-    let request = CancelRunRequest { run_id: codelia_types::RunId::generate().to_string(), grace: None };
+    let request =
+        CancelRunRequest { run_id: codelia_types::RunId::generate().to_string(), grace: None };
     let runs = WorkerServiceClient::new(channel.clone()).cancel_run(request).await.is_ok();
     // Without a lease even an api is refused, but by the service.
-    let refused = FileServiceClient::new(channel).stat_file(StatFileRequest::default()).await.unwrap_err();
+    let refused =
+        FileServiceClient::new(channel).stat_file(StatFileRequest::default()).await.unwrap_err();
     let files = refused.get_details_error_info().is_some();
     assert_eq!(runs, files, "both services are for apis only: {refused}");
     runs
@@ -52,22 +54,25 @@ async fn is_answered(address: &str, authority: &TlsFiles, identity: Option<&TlsF
 
 #[tokio::test]
 async fn only_callers_with_trusted_certificate_are_answered() {
-    let ((database, store), scratch) = (Database::migrated().await.unwrap(), Scratch::new().unwrap());
+    let ((database, store), scratch) =
+        (Database::migrated().await.unwrap(), Scratch::new().unwrap());
     let listen: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let plain = Options {
         listen: Listen::Tcp(listen),
         ..options(&"w-1".parse().unwrap(), &scratch, Settings::default())
     };
     let refused =
-        Service::start(plain.clone(), store.clone(), vec![Arc::new(ProcessBackend::default())]).await;
+        Service::start(plain.clone(), store.clone(), vec![Arc::new(ProcessBackend::default())])
+            .await;
     assert!(matches!(refused, Err(Error::TlsMissing)), "TCP without TLS is refused");
 
     let (ours, foreign) = (Certificates::new().unwrap(), Certificates::new().unwrap());
     let (worker, api) = (issue(&ours, &scratch, "worker"), issue(&ours, &scratch, "api"));
     let stranger = issue(&foreign, &scratch, "stranger");
     let secured = Options { internal_tls: Some(worker), ..plain };
-    let service =
-        Service::start(secured, store.clone(), vec![Arc::new(ProcessBackend::default())]).await.unwrap();
+    let service = Service::start(secured, store.clone(), vec![Arc::new(ProcessBackend::default())])
+        .await
+        .unwrap();
     let address = service.address().to_owned();
     assert!(address.starts_with("https://127.0.0.1:"));
     assert!(is_answered(&address, &api, Some(&api)).await);

@@ -47,7 +47,12 @@ async fn run(fixture: &Fixture, session: SessionId, spec: &RunSpec) -> (Run, Str
     let run = fixture.start(session, spec).await;
     let row = fixture.ended(run).await;
     let result = row.result().unwrap();
-    assert_eq!(result.receipt, Some(Receipt::default()), "the sandbox left something: {:?}", result.outcome);
+    assert_eq!(
+        result.receipt,
+        Some(Receipt::default()),
+        "the sandbox left something: {:?}",
+        result.outcome
+    );
     (row, String::from_utf8(fixture.output(run).await).unwrap())
 }
 
@@ -60,8 +65,10 @@ async fn sessions_have_own_users_and_are_isolated() {
     let file = fixture.directory(theirs).join("file");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "secret\n", "the file is on the host");
 
-    let attack =
-        format!("exec 2>&1; cat {0}; (echo changed > {0}); ls /workspace; id -u; pwd", file.display());
+    let attack = format!(
+        "exec 2>&1; cat {0}; (echo changed > {0}); ls /workspace; id -u; pwd",
+        file.display()
+    );
     let (row, output) = run(&fixture, mine, &isolated(&attack)).await;
     assert_eq!(row.outcome(), Some(&Outcome::Exited(0)));
     assert!(!output.contains("secret") && output.ends_with("1000\n/workspace\n"), "{output}");
@@ -83,7 +90,8 @@ async fn overlay_changes_live_as_long_as_session() {
         spec.policy.filesystem.overlay_paths = Some(vec![host.path().to_owned()]);
         spec
     };
-    let (row, output) = run(&fixture, session, &overlaid("cat file; echo changed > file; rm -f x")).await;
+    let (row, output) =
+        run(&fixture, session, &overlaid("cat file; echo changed > file; rm -f x")).await;
     assert_eq!((row.outcome(), output.as_str()), (Some(&Outcome::Exited(0)), "of the host\n"));
     let (_, output) = run(&fixture, session, &overlaid("cat file")).await;
     assert_eq!(output, "changed\n");
@@ -109,17 +117,23 @@ async fn blocked_call_is_streamed_stored_and_audited() {
             break violation;
         }
     };
-    assert_eq!((violation.kind.as_str(), violation.syscall.as_str()), ("SYSCALL_BLOCKED", "unshare"));
+    assert_eq!(
+        (violation.kind.as_str(), violation.syscall.as_str()),
+        ("SYSCALL_BLOCKED", "unshare")
+    );
     assert_eq!(violation.args.len(), 6);
-    watcher.send(codelia_proto::internal::v1::attach_run_request::Kind::Stdin(b"\n".to_vec())).await;
+    watcher
+        .send(codelia_proto::internal::v1::attach_run_request::Kind::Stdin(b"\n".to_vec()))
+        .await;
     let row = fixture.ended(run).await;
     assert_eq!(row.outcome(), Some(&Outcome::Exited(0)));
     let output = String::from_utf8(fixture.output(run).await).unwrap();
     assert!(output.contains("continued") && !output.contains("escaped"), "{output}");
     let violations = &row.result().unwrap().violations;
     assert_eq!((violations.total, violations.seen.len()), (1, 1));
-    let events =
-        recorded_events(&fixture.store, &fixture.tenant, Some(EventKind::SyscallBlocked)).await.unwrap();
+    let events = recorded_events(&fixture.store, &fixture.tenant, Some(EventKind::SyscallBlocked))
+        .await
+        .unwrap();
     assert_eq!(events.len(), 1);
     assert_eq!(events[0].subject.run, Some(run));
     assert_eq!(events[0].body.detail["syscall"], "unshare");
@@ -160,7 +174,9 @@ async fn unenforceable_field_is_refused_and_audited() {
     let row = fixture.ended(id).await;
     let Some(Outcome::Refused(refusal)) = row.outcome() else { panic!("{:?}", row.end) };
     assert_eq!(refusal.reason, Reason::Unenforceable);
-    let events = recorded_events(&fixture.store, &fixture.tenant, Some(EventKind::RunRefused)).await.unwrap();
+    let events = recorded_events(&fixture.store, &fixture.tenant, Some(EventKind::RunRefused))
+        .await
+        .unwrap();
     assert_eq!(events.len(), 1);
     assert_eq!(events[0].body.field.as_deref(), Some("policy.network.executables"));
     fixture.end().await;

@@ -15,7 +15,8 @@ use crate::{
 
 #[tokio::test]
 async fn invalid_lease_margin_is_refused() {
-    let ((database, store), scratch) = (Database::migrated().await.unwrap(), Scratch::new().unwrap());
+    let ((database, store), scratch) =
+        (Database::migrated().await.unwrap(), Scratch::new().unwrap());
     let sound = options(&"w-1".parse().unwrap(), &scratch, Settings::default());
     for lease_margin_percent in [0, 51] {
         let worker = WorkerOptions { lease_margin_percent, ..sound.worker.clone() };
@@ -41,7 +42,8 @@ async fn fenced_worker_kills_commands_and_registers_again() {
     .await;
     fixture.store.worker_register(&fixture.successor()).await.unwrap();
     let process = std::path::PathBuf::from(format!("/proc/{pid}"));
-    eventually("the worker kills the command", || async { (!process.exists()).then_some(()) }).await;
+    eventually("the worker kills the command", || async { (!process.exists()).then_some(()) })
+        .await;
     assert_eq!(fixture.ended(run).await.outcome(), Some(&Outcome::Lost(LostReason::WorkerLost)));
     // The worker replaces the successor, whose root does not have the session's files.
     eventually("the worker registers again", || async {
@@ -62,7 +64,11 @@ async fn push_with_wrong_incarnation_or_epoch_is_rejected() {
     assert_eq!(fixture.push(&run, Some(Incarnation::generate())).await, PushResult::Rejected);
     run.lease_epoch = run.lease_epoch.map(|epoch| codelia_types::LeaseEpoch(epoch.0 + 1));
     assert_eq!(fixture.push(&run, incarnation).await, PushResult::Rejected);
-    assert_eq!(fixture.ended(run.id).await.outcome(), Some(&Outcome::Exited(0)), "the poll finds the run");
+    assert_eq!(
+        fixture.ended(run.id).await.outcome(),
+        Some(&Outcome::Exited(0)),
+        "the poll finds the run"
+    );
     fixture.end().await;
 }
 

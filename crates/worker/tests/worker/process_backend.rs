@@ -12,7 +12,9 @@ use std::{
 };
 
 use async_trait::async_trait;
-use codelia_backends::{Backend, Capabilities, Error, Launched, Prepared, Running, SandboxRemote, Stdio};
+use codelia_backends::{
+    Backend, Capabilities, Error, Launched, Prepared, Running, SandboxRemote, Stdio,
+};
 use codelia_policy::{Enforceable, Plan};
 use codelia_sys::pty::{Pty, WindowSize};
 use codelia_types::{CommandSpec, Mode, Outcome, Reason, Receipt, Refusal, TerminalSize, Usage};
@@ -53,7 +55,11 @@ struct PreparedProcess {
 
 #[async_trait]
 impl Prepared for PreparedProcess {
-    async fn launch(self: Box<Self>, command: &CommandSpec, stdio: Stdio) -> Result<Launched, Error> {
+    async fn launch(
+        self: Box<Self>,
+        command: &CommandSpec,
+        stdio: Stdio,
+    ) -> Result<Launched, Error> {
         let (files, terminal) = open(stdio);
         let [stdin, stdout, stderr] = files;
         let child = Command::new(&command.argv[0])
@@ -66,7 +72,10 @@ impl Prepared for PreparedProcess {
             .kill_on_drop(true)
             .spawn()
             .map_err(|error| {
-                Error::Refused(Refusal { reason: Reason::ExecutableNotFound, message: error.to_string() })
+                Error::Refused(Refusal {
+                    reason: Reason::ExecutableNotFound,
+                    message: error.to_string(),
+                })
             })?;
         let group = ProcessGroup(Arc::new(AtomicI32::new(child.id().unwrap().cast_signed())));
         let receipt = self.receipt;

@@ -15,7 +15,8 @@ use crate::{
 #[tokio::test]
 async fn unclean_receipt_drains_the_worker() {
     let receipt = Receipt { mounts: 1, ..Receipt::default() };
-    let fixture = Fixture::with(Settings::default(), vec![Arc::new(ProcessBackend { receipt })]).await;
+    let fixture =
+        Fixture::with(Settings::default(), vec![Arc::new(ProcessBackend { receipt })]).await;
     let session = fixture.held_session().await;
     let run = fixture.start(session, &shell("true")).await;
     let row = fixture.ended(run).await;

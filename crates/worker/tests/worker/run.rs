@@ -4,7 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use codelia_proto::{
     internal::v1::{
-        CancelRunRequest, PushResult, attach_run_request::Kind as Input, attach_run_response::Kind as Answer,
+        CancelRunRequest, PushResult, attach_run_request::Kind as Input,
+        attach_run_response::Kind as Answer,
     },
     v1::{CloseStdin, Detach, OutputStream, run_event::Kind as Event},
 };
@@ -79,7 +80,10 @@ async fn release_interval_delays_output_and_outcome() {
         assert!(row.outcome().is_none() && output.is_empty(), "{row:?} {output:?}");
     }
     let row = fixture.ended(run).await;
-    assert_eq!((row.outcome(), fixture.output(run).await), (Some(&Outcome::Exited(0)), b"early\n".to_vec()));
+    assert_eq!(
+        (row.outcome(), fixture.output(run).await),
+        (Some(&Outcome::Exited(0)), b"early\n".to_vec())
+    );
     let EndedRun { ended_at, result, .. } = row.end.unwrap();
     let ended = ended_at.unix_timestamp_nanos() as f64 / 1e9;
     assert!(ended >= next, "{ended} {next}");
@@ -145,7 +149,10 @@ async fn repeated_push_executes_once() {
     // A later run of the session takes the same path.
     let last = fixture.start(session, &shell("true")).await;
     fixture.ended(last).await;
-    assert_eq!(std::fs::read_to_string(fixture.directory(session).join("times")).unwrap(), "once\n");
+    assert_eq!(
+        std::fs::read_to_string(fixture.directory(session).join("times")).unwrap(),
+        "once\n"
+    );
     fixture.end().await;
 }
 
@@ -158,8 +165,9 @@ async fn run_without_slot_waits_in_store() {
     let first = fixture.start(session, &blocking).await;
     let (second, incarnation) = fixture.record(session, &shell("true")).await;
     assert_eq!(fixture.push(&second, incarnation).await, PushResult::Queued);
-    let state =
-        || async { Some(fixture.row(second.id).await.state).filter(|state| *state == RunState::Queued) };
+    let state = || async {
+        Some(fixture.row(second.id).await.state).filter(|state| *state == RunState::Queued)
+    };
     eventually("the run is queued", state).await;
     let caller = fixture.attach(first, false).await;
     caller.send(Input::CloseStdin(CloseStdin {})).await;
@@ -239,7 +247,8 @@ async fn run_ends_with_owner_unless_detached() {
     drop(owner);
     assert_eq!(fixture.ended(owned).await.outcome(), Some(&Outcome::Canceled));
 
-    spec.command.argv[2] = "trap 'echo heard' USR1; echo up; until [ -e go ]; do sleep 0.05; done".into();
+    spec.command.argv[2] =
+        "trap 'echo heard' USR1; echo up; until [ -e go ]; do sleep 0.05; done".into();
     let detached = fixture.start(session, &spec).await;
     let mut owner = fixture.attach(detached, true).await;
     owner.until("up").await;

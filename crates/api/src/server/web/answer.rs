@@ -33,8 +33,10 @@ pub(crate) fn not_found(path: &str) -> Response<Body> {
 }
 
 pub(crate) fn wrong_method(path: &str) -> Response<Body> {
-    let mut response =
-        text(StatusCode::METHOD_NOT_ALLOWED, format!("Call {path} with POST.\nSee {DOCUMENTATION}.\n"));
+    let mut response = text(
+        StatusCode::METHOD_NOT_ALLOWED,
+        format!("Call {path} with POST.\nSee {DOCUMENTATION}.\n"),
+    );
     response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
     response
 }
@@ -63,9 +65,12 @@ pub(crate) fn grpc_needs_http2() -> Response<Body> {
 /// As Connect answers a path that is not a method.
 pub(crate) fn unknown_method(path: &str) -> Response<Body> {
     let path: String = path.chars().take(200).collect();
-    let error = serde_json::json!({ "code": "unimplemented", "message": format!("no method {path}") });
+    let error =
+        serde_json::json!({ "code": "unimplemented", "message": format!("no method {path}") });
     let mut response = Response::new(Body::new(error.to_string()));
     *response.status_mut() = StatusCode::NOT_FOUND;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

@@ -68,7 +68,10 @@ impl WebCall {
 
 /// How the messages of a request are delimited.
 pub(crate) fn framing<T>(request: &Request<T>) -> Framing {
-    request.extensions().get::<Arc<WebCall>>().map_or(Framing::Prefixed, |call| call.protocol.framing())
+    request
+        .extensions()
+        .get::<Arc<WebCall>>()
+        .map_or(Framing::Prefixed, |call| call.protocol.framing())
 }
 
 /// Turns a JSON request into one of gRPC, below authentication. The body is read when the handler

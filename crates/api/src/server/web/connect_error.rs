@@ -12,7 +12,8 @@ use super::schema::Schema;
 pub(crate) fn to_json(schema: &Schema, status: &Status) -> Value {
     let mut error = json!({ "code": word(status.code()), "message": status.message() });
     let details = tonic_types::Status::decode(status.details()).map(|status| status.details);
-    let details: Vec<_> = details.unwrap_or_default().iter().map(|any| detail(schema, any)).collect();
+    let details: Vec<_> =
+        details.unwrap_or_default().iter().map(|any| detail(schema, any)).collect();
     if !details.is_empty() {
         error["details"] = details.into();
     }
@@ -57,7 +58,9 @@ pub(crate) fn http_status(code: Code) -> StatusCode {
         Code::Ok => StatusCode::OK,
         // 499, "client closed request", has no name.
         Code::Cancelled => StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST),
-        Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange => StatusCode::BAD_REQUEST,
+        Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange => {
+            StatusCode::BAD_REQUEST
+        }
         Code::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
         Code::NotFound => StatusCode::NOT_FOUND,
         Code::AlreadyExists | Code::Aborted => StatusCode::CONFLICT,
@@ -85,6 +88,9 @@ mod tests {
         let info = details.iter().find(|detail| detail["type"] == "google.rpc.ErrorInfo").unwrap();
         assert_eq!(info["debug"]["reason"], "INVALID_FIELD");
         let value = STANDARD_NO_PAD.decode(info["value"].as_str().unwrap()).unwrap();
-        assert_eq!(tonic_types::pb::ErrorInfo::decode(value.as_slice()).unwrap().reason, "INVALID_FIELD");
+        assert_eq!(
+            tonic_types::pb::ErrorInfo::decode(value.as_slice()).unwrap().reason,
+            "INVALID_FIELD"
+        );
     }
 }

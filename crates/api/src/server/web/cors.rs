@@ -30,7 +30,9 @@ pub enum CorsOrigins {
 
 /// Text that is not an origin.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not an origin: write scheme://host or scheme://host:port without a path, or * alone")]
+#[error(
+    "{0:?} is not an origin: write scheme://host or scheme://host:port without a path, or * alone"
+)]
 pub struct InvalidOrigin(String);
 
 impl FromStr for CorsOrigins {
@@ -41,9 +43,11 @@ impl FromStr for CorsOrigins {
         match text.trim() {
             "" => Ok(Self::None),
             "*" => Ok(Self::Any),
-            list => {
-                list.split(',').map(|origin| parse(origin.trim())).collect::<Result<_, _>>().map(Self::Only)
-            }
+            list => list
+                .split(',')
+                .map(|origin| parse(origin.trim()))
+                .collect::<Result<_, _>>()
+                .map(Self::Only),
         }
     }
 }
@@ -65,7 +69,9 @@ fn parse(text: &str) -> Result<HeaderValue, InvalidOrigin> {
     let (scheme, host) = text.split_once("://").ok_or_else(invalid)?;
     let is_plain = |part: &str, more: &str| {
         !part.is_empty()
-            && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || more.contains(c))
+            && part
+                .chars()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || more.contains(c))
     };
     if !is_plain(scheme, "+-.") || !is_plain(host, "-.:[]_") {
         return Err(invalid());
@@ -105,7 +111,8 @@ impl Cors {
     /// The answer to a browser that asks whether a page may send a request.
     pub(crate) fn preflight(&self, request: &Request<Body>) -> Option<Response<Body>> {
         let headers = request.headers();
-        if request.method() != Method::OPTIONS || !headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+        if request.method() != Method::OPTIONS
+            || !headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
         {
             return None;
         }
@@ -114,7 +121,8 @@ impl Cors {
         if !is_allowed {
             *response.status_mut() = StatusCode::FORBIDDEN;
             *response.body_mut() = Body::new(
-                "the origin is not allowed; an operator can add it to api.cors_origins\n".to_owned(),
+                "the origin is not allowed; an operator can add it to api.cors_origins\n"
+                    .to_owned(),
             );
             return Some(response);
         }
@@ -149,7 +157,9 @@ mod tests {
         assert_eq!(preflight("", page), (403, None));
         assert_eq!(preflight("*", page), allowed("*"));
         assert_eq!(preflight("http://localhost:8000, https://app.example", page), allowed(page));
-        for other in ["https://app.example.evil", "http://app.example", "https://app.example:8443", "null"] {
+        for other in
+            ["https://app.example.evil", "http://app.example", "https://app.example:8443", "null"]
+        {
             assert_eq!(preflight("https://app.example", other), (403, None), "{other}");
         }
     }

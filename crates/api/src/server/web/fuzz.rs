@@ -30,7 +30,8 @@ use crate::server::body_limit::{Framing, HEADER, LimitedBody, MessageRules, Pace
 
 static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| Builder::new_current_thread().enable_time().build().expect("a runtime"));
-static SCHEMA: LazyLock<Arc<Schema>> = LazyLock::new(|| Arc::new(Schema::load().expect("a schema")));
+static SCHEMA: LazyLock<Arc<Schema>> =
+    LazyLock::new(|| Arc::new(Schema::load().expect("a schema")));
 
 /// Messages up to this length; a large one would be converted on another thread.
 const MAX_MESSAGE: usize = 32 * 1024;
@@ -50,18 +51,22 @@ struct Received {
 pub fn web_request(bytes: &[u8]) {
     let Some(end) = bytes.iter().position(|&byte| byte == b'\n') else { return };
     let (line, body) = (&bytes[..end], &bytes[end + 1..]);
-    let Some((content_type, path)) = std::str::from_utf8(line).ok().and_then(|line| line.split_once(' '))
+    let Some((content_type, path)) =
+        std::str::from_utf8(line).ok().and_then(|line| line.split_once(' '))
     else {
         return;
     };
     check_text_encoding(body);
-    let request = |body: Body| Request::post(path).header("content-type", content_type).body(body).ok();
+    let request =
+        |body: Body| Request::post(path).header("content-type", content_type).body(body).ok();
     let Some(routed) = request(Body::empty()) else { return };
     let (route, is_text) = match route(&SCHEMA, &routed) {
         Route::Json { method, protocol } => (Some((method, protocol)), false),
         Route::GrpcWeb { is_text } => (None, is_text),
         Route::Grpc => return,
-        Route::Answer(answer) => return assert!(answer.status().is_client_error() || answer.status() == 505),
+        Route::Answer(answer) => {
+            return assert!(answer.status().is_client_error() || answer.status() == 505);
+        }
     };
     let receive = |size: usize, max: usize| {
         let body = in_pieces(body, size);
@@ -97,8 +102,12 @@ fn in_pieces(body: &[u8], size: usize) -> Body {
 /// Reads a request as the layers below do: its size is limited, then it is translated.
 async fn received(request: Request<Body>, max_bytes: usize) -> Received {
     let framing = framing(&request);
-    let rules =
-        MessageRules { max_bytes, timeout: Duration::from_secs(60), pace: Pace::EachMessage, framing };
+    let rules = MessageRules {
+        max_bytes,
+        timeout: Duration::from_secs(60),
+        pace: Pace::EachMessage,
+        framing,
+    };
     let request = to_grpc(request.map(|body| Body::new(LimitedBody::new(body, rules, None))));
     let mut reader = MessageReader::new(request.into_body(), Framing::Prefixed);
     let mut messages = Vec::new();
@@ -108,14 +117,17 @@ async fn received(request: Request<Body>, max_bytes: usize) -> Received {
             Ok(None) => return Received { messages, error: None },
             Err(status) => {
                 let source = status.source().map(ToString::to_string).unwrap_or_default();
-                return Received { messages, error: Some(format!("{} {source}", status.message())) };
+                return Received {
+                    messages,
+                    error: Some(format!("{} {source}", status.message())),
+                };
             }
         }
     }
 }
 
-/// The messages are the same however they arrive. Before an error, fewer arrive in larger pieces; of
-/// two errors, either may be seen first.
+/// The messages are the same however they arrive. Before an error, fewer arrive in larger pieces;
+/// of two errors, either may be seen first.
 fn check_pieces(method: Option<&Method>, whole: &Received, pieces: &Received) {
     assert_eq!(whole.error.is_some(), pieces.error.is_some(), "{whole:?} {pieces:?}");
     let is_same = |(whole, pieces): (&Bytes, &Bytes)| match method {
@@ -126,10 +138,14 @@ fn check_pieces(method: Option<&Method>, whole: &Received, pieces: &Received) {
         None => whole.messages.len() == pieces.messages.len(),
         Some(_) => whole.messages.len() <= pieces.messages.len(),
     };
-    assert!(has_all && whole.messages.iter().zip(&pieces.messages).all(is_same), "{whole:?} {pieces:?}");
+    assert!(
+        has_all && whole.messages.iter().zip(&pieces.messages).all(is_same),
+        "{whole:?} {pieces:?}"
+    );
 }
 
-/// No message is larger than allowed, all are bounded by what was sent, and so is the text of an error.
+/// No message is larger than allowed, all are bounded by what was sent, and so is the text of an
+/// error.
 fn check_sizes(received: &Received, sent: usize, max: usize, is_json: bool) {
     let total: usize = received.messages.iter().map(|message| HEADER + message.len()).sum();
     let growth = if is_json { MAX_GROWTH } else { 1 };
@@ -155,9 +171,11 @@ fn value(method: &Method, message: &[u8]) -> Value {
 /// Bytes are the same after base64, however they are encoded and arrive.
 fn check_text_encoding(bytes: &[u8]) {
     let collect = |body: Body| RUNTIME.block_on(body.collect()).expect("valid base64").to_bytes();
-    let encode =
-        |size: usize| collect(grpc_web::response(Response::new(in_pieces(bytes, size)), true).into_body());
-    for (encoded_size, size) in [(bytes.len().max(1), 3), (bytes.len() / 64 + 1, bytes.len().max(1)), (5, 7)]
+    let encode = |size: usize| {
+        collect(grpc_web::response(Response::new(in_pieces(bytes, size)), true).into_body())
+    };
+    for (encoded_size, size) in
+        [(bytes.len().max(1), 3), (bytes.len() / 64 + 1, bytes.len().max(1)), (5, 7)]
     {
         let text = encode(encoded_size);
         let decoded = grpc_web::request(Request::new(in_pieces(&text, size)), true);

@@ -58,7 +58,8 @@ fn decode(text: &[u8]) -> Option<Bytes> {
 /// The response of gRPC as gRPC-Web. A status in the headers stays there.
 pub(crate) fn response(response: Response<Body>, is_text: bool) -> Response<Body> {
     let (mut head, body) = response.into_parts();
-    let content_type = if is_text { "application/grpc-web-text+proto" } else { "application/grpc-web+proto" };
+    let content_type =
+        if is_text { "application/grpc-web-text+proto" } else { "application/grpc-web+proto" };
     head.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     head.headers.remove(header::CONTENT_LENGTH);
     let frames = stream::try_unfold(body, move |mut body: Body| async move {
@@ -77,7 +78,9 @@ pub(crate) fn response(response: Response<Body>, is_text: bool) -> Response<Body
 fn trailers(trailers: &HeaderMap) -> Result<Bytes, Status> {
     let mut lines = Vec::new();
     for (name, value) in trailers {
-        lines.extend_from_slice(&[name.as_str().as_bytes(), b":", value.as_bytes(), b"\r\n"].concat());
+        lines.extend_from_slice(
+            &[name.as_str().as_bytes(), b":", value.as_bytes(), b"\r\n"].concat(),
+        );
     }
     prefixed(TRAILERS, &lines)
 }
@@ -97,7 +100,8 @@ mod tests {
 
     #[test]
     fn trailers_are_a_flagged_message() {
-        let headers = HeaderMap::from_iter([(header::HeaderName::from_static("grpc-status"), 0.into())]);
+        let headers =
+            HeaderMap::from_iter([(header::HeaderName::from_static("grpc-status"), 0.into())]);
         assert_eq!(
             trailers(&headers).unwrap(),
             [&[0x80, 0, 0, 0, 15], b"grpc-status:0\r\n".as_slice()].concat()

@@ -90,8 +90,13 @@ pub(crate) async fn translate(call: Arc<WebCall>, response: Response<Body>) -> R
 }
 
 fn remove_grpc_headers(headers: &mut HeaderMap) {
-    let names =
-        ["grpc-status", "grpc-message", "grpc-status-details-bin", "grpc-encoding", "grpc-accept-encoding"];
+    let names = [
+        "grpc-status",
+        "grpc-message",
+        "grpc-status-details-bin",
+        "grpc-encoding",
+        "grpc-accept-encoding",
+    ];
     for name in names.into_iter().chain([header::CONTENT_LENGTH.as_str()]) {
         headers.remove(name);
     }
@@ -107,7 +112,11 @@ fn failed(call: &WebCall, mut head: Parts, status: &Status) -> Response<Body> {
     let error = connect_error::to_json(&call.schema, status);
     if Encoding::of(call) == Encoding::ConnectStream {
         let end = Encoding::ConnectStream.end(Some(error)).ok().flatten().unwrap_or_default();
-        return with_body(head, Encoding::ConnectStream, Body::new(http_body_util::Full::from(end)));
+        return with_body(
+            head,
+            Encoding::ConnectStream,
+            Body::new(http_body_util::Full::from(end)),
+        );
     }
     head.status = connect_error::http_status(status.code());
     with_body(head, Encoding::One, Body::new(format!("{error}\n")))
@@ -140,7 +149,9 @@ fn messages(call: Arc<WebCall>, encoding: Encoding, reader: MessageReader) -> Bo
         async move {
             let Some(mut reader) = reader else { return Ok::<_, Status>(None) };
             let ended = match next_json(&call, &mut reader).await {
-                Ok(Some(json)) => return Ok(Some((Frame::data(encoding.message(json)?), Some(reader)))),
+                Ok(Some(json)) => {
+                    return Ok(Some((Frame::data(encoding.message(json)?), Some(reader))));
+                }
                 Ok(None) => end_of(&reader),
                 Err(status) => Err(status),
             };
@@ -151,7 +162,10 @@ fn messages(call: Arc<WebCall>, encoding: Encoding, reader: MessageReader) -> Bo
     Body::new(StreamBody::new(frames))
 }
 
-async fn next_json(call: &Arc<WebCall>, reader: &mut MessageReader) -> Result<Option<Vec<u8>>, Status> {
+async fn next_json(
+    call: &Arc<WebCall>,
+    reader: &mut MessageReader,
+) -> Result<Option<Vec<u8>>, Status> {
     match reader.next().await? {
         Some(message) => call.response(message).await.map(Some),
         None => Ok(None),

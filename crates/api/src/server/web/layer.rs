@@ -54,7 +54,12 @@ type ResponseFuture = BoxFuture<'static, Result<Response<Body>, Infallible>>;
 
 impl<S> Service<Request<Body>> for WebService<S>
 where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future = ResponseFuture>,
+    S: Service<
+            Request<Body>,
+            Response = Response<Body>,
+            Error = Infallible,
+            Future = ResponseFuture,
+        >,
 {
     type Response = Response<Body>;
     type Error = Infallible;
@@ -105,7 +110,8 @@ fn with_headers(mut response: Response<Body>, headers: HeaderMap) -> Response<Bo
     response
 }
 
-/// The head of a JSON call as gRPC. The body follows after authentication, by [`to_grpc`](super::to_grpc).
+/// The head of a JSON call as gRPC. The body follows after authentication, by
+/// [`to_grpc`](super::to_grpc).
 pub(crate) fn json_request(
     mut request: Request<Body>,
     call: &Arc<WebCall>,

@@ -20,7 +20,14 @@ pub(crate) struct MessageReader {
 
 impl MessageReader {
     pub(crate) fn new(body: Body, framing: Framing) -> Self {
-        Self { body, framing, buffer: BytesMut::new(), scanned: 0, has_ended: false, trailers: None }
+        Self {
+            body,
+            framing,
+            buffer: BytesMut::new(),
+            scanned: 0,
+            has_ended: false,
+            trailers: None,
+        }
     }
 
     /// The next message, or `None` at the end.
@@ -71,9 +78,13 @@ impl MessageReader {
     }
 
     fn take_prefixed(&mut self) -> Result<Option<Bytes>, Status> {
-        let Some(&[flags, ref length @ ..]) = self.buffer.first_chunk::<HEADER>() else { return Ok(None) };
+        let Some(&[flags, ref length @ ..]) = self.buffer.first_chunk::<HEADER>() else {
+            return Ok(None);
+        };
         if flags != 0 {
-            return Err(Status::unimplemented("compressed messages are not supported; send identity"));
+            return Err(Status::unimplemented(
+                "compressed messages are not supported; send identity",
+            ));
         }
         let length = u32::from_be_bytes(*length) as usize;
         if self.buffer.len() - HEADER < length {
@@ -112,7 +123,8 @@ mod tests {
     /// Reads a body that arrives in pieces of a size.
     async fn read(framing: Framing, body: &[u8], size: usize) -> Result<Vec<Bytes>, Status> {
         let pieces: Vec<_> = body.chunks(size).map(Bytes::copy_from_slice).collect();
-        let frames = stream::iter(pieces).map(|piece| Ok::<_, Status>(http_body::Frame::data(piece)));
+        let frames =
+            stream::iter(pieces).map(|piece| Ok::<_, Status>(http_body::Frame::data(piece)));
         let mut reader = MessageReader::new(Body::new(StreamBody::new(frames)), framing);
         let mut messages = Vec::new();
         while let Some(message) = reader.next().await? {

@@ -52,7 +52,9 @@ pub(crate) fn route(schema: &Schema, request: &Request<Body>) -> Route {
         });
     }
     let protocol = match media_type.as_str() {
-        "application/grpc-web" | "application/grpc-web+proto" => return Route::GrpcWeb { is_text: false },
+        "application/grpc-web" | "application/grpc-web+proto" => {
+            return Route::GrpcWeb { is_text: false };
+        }
         "application/grpc-web-text" | "application/grpc-web-text+proto" => {
             return Route::GrpcWeb { is_text: true };
         }
@@ -76,7 +78,8 @@ pub(crate) fn route(schema: &Schema, request: &Request<Body>) -> Route {
 
 /// The content type without its parameters, in lower case. Empty if there is none.
 fn media_type(headers: &HeaderMap) -> String {
-    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let value =
+        headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
 }
 
@@ -91,11 +94,11 @@ pub(crate) fn check_headers(headers: &HeaderMap) -> Result<Option<HeaderValue>, 
         return Err(ApiError::invalid("connect-protocol-version", "must be 1"));
     }
     let Some(timeout) = headers.get("connect-timeout-ms") else { return Ok(None) };
-    let milliseconds = timeout
-        .to_str()
-        .ok()
-        .filter(|text| (1..=10).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit()));
-    let invalid = || ApiError::invalid("connect-timeout-ms", "must be a number of at most 10 digits");
+    let milliseconds = timeout.to_str().ok().filter(|text| {
+        (1..=10).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
+    });
+    let invalid =
+        || ApiError::invalid("connect-timeout-ms", "must be a number of at most 10 digits");
     let milliseconds: u64 = milliseconds.and_then(|text| text.parse().ok()).ok_or_else(invalid)?;
     // gRPC allows eight digits.
     let timeout = if milliseconds < 100_000_000 {
@@ -141,7 +144,11 @@ mod tests {
             ("text/plain", "415"),
             ("", "415"),
         ] {
-            assert_eq!(routed("POST", START_RUN, content_type, Version::HTTP_2), expected, "{content_type}");
+            assert_eq!(
+                routed("POST", START_RUN, content_type, Version::HTTP_2),
+                expected,
+                "{content_type}"
+            );
         }
         assert_eq!(routed("POST", START_RUN, "application/grpc", Version::HTTP_11), "505");
         assert_eq!(
@@ -160,7 +167,11 @@ mod tests {
             ("GET", START_RUN, "405"),
             ("GET", "/favicon.ico", "404"),
         ] {
-            assert_eq!(routed(http_method, path, "", Version::HTTP_11), expected, "{http_method} {path}");
+            assert_eq!(
+                routed(http_method, path, "", Version::HTTP_11),
+                expected,
+                "{http_method} {path}"
+            );
         }
     }
 
@@ -169,8 +180,14 @@ mod tests {
         let check = |name: &'static str, value: &str| {
             check_headers(&HeaderMap::from_iter([(name.parse().unwrap(), value.parse().unwrap())]))
         };
-        assert_eq!(check("connect-timeout-ms", "1500"), Ok(Some(HeaderValue::from_static("1500m"))));
-        assert_eq!(check("connect-timeout-ms", "9999999999"), Ok(Some(HeaderValue::from_static("9999999S"))));
+        assert_eq!(
+            check("connect-timeout-ms", "1500"),
+            Ok(Some(HeaderValue::from_static("1500m")))
+        );
+        assert_eq!(
+            check("connect-timeout-ms", "9999999999"),
+            Ok(Some(HeaderValue::from_static("9999999S")))
+        );
         assert_eq!(check("connect-protocol-version", "1"), Ok(None));
         for (name, value) in [
             ("connect-timeout-ms", "-1"),

@@ -5,7 +5,9 @@ use std::{collections::HashMap, sync::Arc};
 use codelia_proto::json::descriptors;
 use codelia_telemetry::TenantPool;
 use prost::Message as _;
-use prost_reflect::{DescriptorError, DescriptorPool, DeserializeOptions, DynamicMessage, MessageDescriptor};
+use prost_reflect::{
+    DescriptorError, DescriptorPool, DeserializeOptions, DynamicMessage, MessageDescriptor,
+};
 
 use crate::error::ApiError;
 
@@ -80,7 +82,8 @@ impl Method {
         let mut track = serde_path_to_error::Track::new();
         let tracked = serde_path_to_error::Deserializer::new(&mut parser, &mut track);
         let options = DeserializeOptions::new().deny_unknown_fields(true);
-        let message = DynamicMessage::deserialize_with_options(self.request.clone(), tracked, &options);
+        let message =
+            DynamicMessage::deserialize_with_options(self.request.clone(), tracked, &options);
         let message = message.map_err(|error| {
             let path = track.path().to_string();
             // A part that the parser could not read is a question mark.
@@ -106,7 +109,8 @@ impl Method {
 }
 
 fn to_json(descriptor: &MessageDescriptor, message: &[u8]) -> Result<Vec<u8>, ApiError> {
-    let message = DynamicMessage::decode(descriptor.clone(), message).map_err(ApiError::internal)?;
+    let message =
+        DynamicMessage::decode(descriptor.clone(), message).map_err(ApiError::internal)?;
     serde_json::to_vec(&message).map_err(ApiError::internal)
 }
 
@@ -170,7 +174,11 @@ mod tests {
     #[test]
     fn response_follows_the_mapping_of_protobuf() {
         let response = StartRunResponse {
-            run: Some(codelia_proto::v1::Run { run_id: "x".into(), output_bytes: 7, ..Default::default() }),
+            run: Some(codelia_proto::v1::Run {
+                run_id: "x".into(),
+                output_bytes: 7,
+                ..Default::default()
+            }),
         };
         let json = start_run().response_to_json(&response.encode_to_vec()).unwrap();
         assert_eq!(String::from_utf8(json).unwrap(), r#"{"run":{"runId":"x","outputBytes":"7"}}"#);
@@ -179,8 +187,11 @@ mod tests {
     #[test]
     fn no_response_of_a_stream_looks_like_an_error() {
         let schema = Schema::load().unwrap();
-        let streams: Vec<_> = schema.methods.values().filter(|method| method.is_server_streaming).collect();
+        let streams: Vec<_> =
+            schema.methods.values().filter(|method| method.is_server_streaming).collect();
         assert!(streams.len() >= 3, "{streams:?}");
-        assert!(streams.iter().all(|method| method.response.get_field_by_json_name("error").is_none()));
+        assert!(
+            streams.iter().all(|method| method.response.get_field_by_json_name("error").is_none())
+        );
     }
 }

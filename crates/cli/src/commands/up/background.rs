@@ -31,7 +31,8 @@ const STOP_TIMEOUT_SECONDS: i64 = 120;
 pub(crate) async fn start(data_dir: &Path) -> Result<()> {
     data_dir::create(data_dir)?;
     let path = data_dir.join(LOG_FILE);
-    let mut log = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(&path)?;
+    let mut log =
+        OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(&path)?;
     let start = log.seek(SeekFrom::End(0))?;
     let mut child = spawn(&log)?;
     if relay_until_ready(&mut child).await? {
@@ -41,11 +42,13 @@ pub(crate) async fn start(data_dir: &Path) -> Result<()> {
     log.seek(SeekFrom::Start(start))?;
     let mut text = String::new();
     log.read_to_string(&mut text)?;
-    let reason = text.lines().rev().find_map(|line| line.strip_prefix("error: ")).unwrap_or("see the log");
+    let reason =
+        text.lines().rev().find_map(|line| line.strip_prefix("error: ")).unwrap_or("see the log");
     bail!("`codelia up` did not start ({status}): {reason} (log: {})", path.display())
 }
 
-/// Stops the `up` in the configured data directory or, if none is configured, the only one that runs.
+/// Stops the `up` in the configured data directory or, if none is configured, the only one that
+/// runs.
 pub(crate) async fn down(loaded: &Loaded, output: Output) -> Result<()> {
     let config = &loaded.config;
     if loaded.is_set("data_dir") {
@@ -60,10 +63,14 @@ pub(crate) async fn down(loaded: &Loaded, output: Output) -> Result<()> {
         (None, _) => nothing_runs("here (one of another user needs its --data-dir)", output),
         (Some((data_dir, pid)), None) => stop(data_dir, *pid, output).await,
         _ => {
-            let list =
-                running.iter().map(|(dir, pid)| format!("\n  --data-dir {} ({})", dir.display(), show(*pid)));
+            let list = running
+                .iter()
+                .map(|(dir, pid)| format!("\n  --data-dir {} ({})", dir.display(), show(*pid)));
             let list: String = list.collect();
-            bail!("{} instances of `codelia up` are running; name the one to stop:{list}", running.len())
+            bail!(
+                "{} instances of `codelia up` are running; name the one to stop:{list}",
+                running.len()
+            )
         }
     }
 }
@@ -76,10 +83,12 @@ fn nothing_runs(place: &str, output: Output) -> Result<()> {
 async fn stop(data_dir: &Path, pid: Pid, output: Output) -> Result<()> {
     let name = format!("`codelia up` in {} ({})", data_dir.display(), show(pid));
     output::write_message(&format!("stopping {name}"));
-    let process = pidfd_open(pid, PidfdFlags::empty()).with_context(|| format!("cannot open {name}"))?;
+    let process =
+        pidfd_open(pid, PidfdFlags::empty()).with_context(|| format!("cannot open {name}"))?;
     // If the pid was reused in the meantime, the directory has no owner.
     if data_dir::owner_pid(data_dir)? == Some(pid) {
-        pidfd_send_signal(&process, Signal::TERM).with_context(|| format!("cannot signal {name}"))?;
+        pidfd_send_signal(&process, Signal::TERM)
+            .with_context(|| format!("cannot signal {name}"))?;
     }
     // A pidfd becomes readable when its process exits.
     let exited = tokio::task::spawn_blocking(move || {
@@ -98,8 +107,9 @@ fn show(pid: Pid) -> String {
 }
 
 fn spawn(log: &File) -> Result<Child> {
-    let args =
-        std::env::args_os().skip(1).map(|arg| if arg == "--detach" { "--detached".into() } else { arg });
+    let args = std::env::args_os()
+        .skip(1)
+        .map(|arg| if arg == "--detach" { "--detached".into() } else { arg });
     let spawned = Command::new(std::env::current_exe()?)
         .args(args)
         .stdin(Stdio::null())

@@ -7,8 +7,8 @@ use codelia_client::{client::Client, exit_status};
 use codelia_proto::{
     duration_to_proto,
     v1::{
-        CloseSessionRequest, CommandSpec, CreateSessionRequest, Run, StartRunRequest, WatchRunRequest,
-        run_event::Kind,
+        CloseSessionRequest, CommandSpec, CreateSessionRequest, Run, StartRunRequest,
+        WatchRunRequest, run_event::Kind,
     },
 };
 
@@ -19,19 +19,25 @@ const WORD: &str = "codelia";
 /// Runs `echo codelia` and verifies its output and exit code.
 pub(crate) async fn check(client: &Client) -> Result<Run> {
     let checked = tokio::time::timeout(TIMEOUT, run_echo(client)).await;
-    checked.with_context(|| format!("no result after {TIMEOUT:?}")).flatten().context("self-check failed")
+    checked
+        .with_context(|| format!("no result after {TIMEOUT:?}"))
+        .flatten()
+        .context("self-check failed")
 }
 
 async fn run_echo(client: &Client) -> Result<Run> {
-    let request = CreateSessionRequest { ttl: Some(duration_to_proto(SESSION_TTL)), ..Default::default() };
+    let request =
+        CreateSessionRequest { ttl: Some(duration_to_proto(SESSION_TTL)), ..Default::default() };
     let created = client.sessions().create_session(request).await?.into_inner();
     let session = created.session.context("the server sent no session")?;
     let result = echo(client, &session.name).await;
     client.sessions().close_session(CloseSessionRequest { name: session.name }).await?;
     let (run, output) = result?;
     let code = run.outcome.as_ref().map(exit_status::exit_code);
-    let reason =
-        || exit_status::message(&run).unwrap_or_else(|| format!("exit code {}", code.unwrap_or_default()));
+    let reason = || {
+        exit_status::message(&run)
+            .unwrap_or_else(|| format!("exit code {}", code.unwrap_or_default()))
+    };
     ensure!(code == Some(0), "`echo {WORD}` failed: {}", reason());
     let text = String::from_utf8_lossy(&output);
     ensure!(text == format!("{WORD}\n"), "`echo {WORD}` printed {text:?}");
@@ -40,8 +46,11 @@ async fn run_echo(client: &Client) -> Result<Run> {
 
 async fn echo(client: &Client, session: &str) -> Result<(Run, Vec<u8>)> {
     let command = CommandSpec { argv: vec!["echo".into(), WORD.into()], ..Default::default() };
-    let request =
-        StartRunRequest { parent: session.to_owned(), command: Some(command), ..Default::default() };
+    let request = StartRunRequest {
+        parent: session.to_owned(),
+        command: Some(command),
+        ..Default::default()
+    };
     let started = client.runs().start_run(request).await?.into_inner();
     let name = started.run.context("the server sent no run")?.name;
     let mut events = client

@@ -110,11 +110,12 @@ pub(crate) fn owner_pid(dir: &Path) -> Result<Option<Pid>> {
     let mut text = String::new();
     lock.read_to_string(&mut text)?;
     let pid = text.trim().parse().ok().and_then(Pid::from_raw);
-    pid.map(Some).with_context(|| format!("{} is locked, but {PID_FILE} holds no pid", dir.display()))
+    pid.map(Some)
+        .with_context(|| format!("{} is locked, but {PID_FILE} holds no pid", dir.display()))
 }
 
-/// Creates a data directory. If we are root, the database and sessions run as other users, which need
-/// search permission.
+/// Creates a data directory. If we are root, the database and sessions run as other users, which
+/// need search permission.
 pub(crate) fn create(dir: &Path) -> Result<()> {
     let create = || {
         let new = if geteuid().is_root() { 0o711 } else { 0o700 };
@@ -130,8 +131,13 @@ pub(crate) fn create(dir: &Path) -> Result<()> {
 
 fn pid_file(dir: &Path, create: bool) -> Result<File> {
     let path = dir.join(PID_FILE);
-    let opened =
-        OpenOptions::new().read(true).write(create).create(create).truncate(false).mode(0o600).open(&path);
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(create)
+        .create(create)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path);
     opened.with_context(|| format!("cannot open {}", path.display()))
 }
 
@@ -157,7 +163,8 @@ fn socket(dir: &Path) -> Result<(PathBuf, Option<TempDir>)> {
         return Ok((path, None));
     }
     let private = Permissions::from_mode(0o700);
-    let temporary = tempfile::Builder::new().prefix("codelia-").permissions(private).tempdir_in("/tmp")?;
+    let temporary =
+        tempfile::Builder::new().prefix("codelia-").permissions(private).tempdir_in("/tmp")?;
     Ok((temporary.path().join("worker.sock"), Some(temporary)))
 }
 

@@ -1,5 +1,5 @@
-//! The running `codelia up`s of this user: a directory with a file for each, which holds the path of
-//! its data directory. A file counts only while the data directory has an owner.
+//! The running `codelia up`s of this user: a directory with a file for each, which holds the path
+//! of its data directory. A file counts only while the data directory has an owner.
 
 use std::{
     collections::BTreeMap,
@@ -51,8 +51,10 @@ pub(crate) fn running(config: &Config) -> Result<BTreeMap<PathBuf, Pid>> {
     // One in the default directory counts even if it could not register.
     let mut candidates = vec![config.data_dir.clone()];
     if let Some(directory) = directory(config) {
-        candidates
-            .extend(registered(&directory).with_context(|| format!("cannot read {}", directory.display()))?);
+        candidates.extend(
+            registered(&directory)
+                .with_context(|| format!("cannot read {}", directory.display()))?,
+        );
     }
     let mut running = BTreeMap::new();
     for data_dir in candidates {

@@ -74,8 +74,8 @@ pub(crate) async fn up(mut loaded: Loaded, args: &args::Up, output: Output) -> R
     served.and(stopped)
 }
 
-/// Sets the defaults that differ from those of separate processes: a user waits for the end, and the
-/// banner reports the mode, so the worker's warnings about other modes are hidden.
+/// Sets the defaults that differ from those of separate processes: a user waits for the end, and
+/// the banner reports the mode, so the worker's warnings about other modes are hidden.
 fn set_defaults(config: &mut Config) {
     config.log.filter.get_or_insert_with(|| LOG_FILTER.to_owned());
     config.worker.drain_grace.get_or_insert(SHUTDOWN_GRACE);
@@ -125,7 +125,8 @@ async fn serve(
     if database.server.is_some() {
         stored.store.get_or_insert_with(|| OutputLocation::Directory(data_dir.output()));
     }
-    let store = Store::connect(database.options.clone()).await.context("cannot connect to the database")?;
+    let store =
+        Store::connect(database.options.clone()).await.context("cannot connect to the database")?;
     store.migrate().await?;
     let config = with_secret_key(loaded, data_dir)?;
     let key = config.secrets.key()?;
@@ -192,8 +193,8 @@ async fn start(
     let metrics = MetricsServer::start(config, shutdown.clone()).await?;
     let api = codelia_api::Service::bind(api_options, store.clone()).await?;
     let endpoint = options::endpoint(config, api.local_addr());
-    let key_file =
-        data_dir.write_client_file(&ClientFile { endpoint: endpoint.clone(), api_key: key.clone() })?;
+    let key_file = data_dir
+        .write_client_file(&ClientFile { endpoint: endpoint.clone(), api_key: key.clone() })?;
     let metrics_url =
         metrics.address().map(|address| format!("http://{}/metrics", options::reachable(address)));
     let banner = Banner {
@@ -289,7 +290,8 @@ impl Banner {
 
     fn text(&self, loaded: &Loaded, data_dir: &DataDir, run: &Run) -> String {
         let dir = data_dir.path().display();
-        let flag = if loaded.is_set("data_dir") { format!(" --data-dir {dir}") } else { String::new() };
+        let flag =
+            if loaded.is_set("data_dir") { format!(" --data-dir {dir}") } else { String::new() };
         format!(
             "codelia {version}\n\n  \
              endpoint    {endpoint}\n  \
@@ -322,14 +324,16 @@ fn mode_lines(chosen: &ChosenMode) -> String {
         ChosenMode { .. } => "the best one that works here",
     };
     let passed_over = chosen.passed_over.iter();
-    let passed_over = passed_over.map(|(mode, problem)| format!("  not {:7} {problem}\n", mode.as_str()));
+    let passed_over =
+        passed_over.map(|(mode, problem)| format!("  not {:7} {problem}\n", mode.as_str()));
     format!("mode        {} ({reason})\n{}", chosen.mode, passed_over.collect::<String>())
 }
 
 /// Returns the key in `client.toml` if it is valid, or a new key of the development tenant.
 async fn api_key(store: &Store, data_dir: &DataDir) -> Result<String> {
     if let Some(file) = data_dir.client_file()?
-        && let Some(found) = store.key_authenticate(&codelia_api::hash_secret(&file.api_key)).await?
+        && let Some(found) =
+            store.key_authenticate(&codelia_api::hash_secret(&file.api_key)).await?
         && found.standing == KeyStanding::Valid
     {
         return Ok(file.api_key);
@@ -386,8 +390,9 @@ mod tests {
 
     #[test]
     fn banner_says_why_a_mode_was_chosen() {
-        let chosen =
-            |mode, is_configured, passed_over| mode_lines(&ChosenMode { mode, is_configured, passed_over });
+        let chosen = |mode, is_configured, passed_over| {
+            mode_lines(&ChosenMode { mode, is_configured, passed_over })
+        };
         assert_eq!(chosen(Mode::Native, false, Vec::new()), "mode        native (default)\n");
         assert_eq!(chosen(Mode::Nsjail, true, Vec::new()), "mode        nsjail (configured)\n");
         let problem = "user namespaces (allow them)".to_owned();

@@ -26,7 +26,11 @@ pub(crate) use watch::{RETRY_DELAY, is_transient};
 const NO_APPROVAL: &str = "the server sent no approval";
 
 /// Executes `codelia approvals`.
-pub(crate) async fn approvals(client: &Client, args: args::Approvals, output: Output) -> Result<()> {
+pub(crate) async fn approvals(
+    client: &Client,
+    args: args::Approvals,
+    output: Output,
+) -> Result<()> {
     let decided = match args.command {
         None => return list(client, &args.list, output).await,
         Some(ApprovalsCommand::List(args)) => return list(client, &args, output).await,
@@ -185,8 +189,11 @@ mod tests {
         assert_eq!(decision(&approval()), "approval id allowed for session by key key: builds");
         let expired = Approval { state: ApprovalState::Expired.into(), ..Approval::default() };
         assert_eq!(decision(&expired), "approval  expired");
-        let revoked =
-            Approval { revoke_time: Some(Default::default()), revoked_by: "other".into(), ..approval() };
+        let revoked = Approval {
+            revoke_time: Some(Default::default()),
+            revoked_by: "other".into(),
+            ..approval()
+        };
         assert_eq!(decision(&revoked), "approval id revoked by key other");
         assert_eq!(what(&approval()), "egress_host example.com:443");
         let kind = ApprovalKind::FileRead.into();

@@ -1,5 +1,5 @@
-//! `codelia approvals watch`: prints approvals as they change, asks for decisions on a terminal, and
-//! connects again after a restart of the server.
+//! `codelia approvals watch`: prints approvals as they change, asks for decisions on a terminal,
+//! and connects again after a restart of the server.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,7 +11,8 @@ use anyhow::Result;
 use codelia_proto::{
     json::to_json,
     v1::{
-        Approval, ApprovalReach, ApprovalScope, ApprovalState, WatchApprovalsRequest, WatchApprovalsResponse,
+        Approval, ApprovalReach, ApprovalScope, ApprovalState, WatchApprovalsRequest,
+        WatchApprovalsResponse,
     },
 };
 use codelia_telemetry::task;
@@ -33,14 +34,16 @@ use crate::{
 pub(crate) const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Decided approvals that are remembered, so that nothing is printed twice.
 const MAX_PRINTED: usize = 1000;
-const QUESTION: &str = "[a]llow once, for the [s]ession, for the [t]enant, [d]eny, or Enter to skip?";
+const QUESTION: &str =
+    "[a]llow once, for the [s]ession, for the [t]enant, [d]eny, or Enter to skip?";
 const FILE_QUESTION: &str = "[a]llow once, all files in its [f]older once, for the [s]ession, its [u]ser, its \
                              [p]roject, the [t]enant, with capitals for all files in its folder, [d]eny, or Enter \
                              to skip?";
 
 /// Follows approvals until the process is interrupted.
 pub(super) async fn watch(client: &Client, parent: &str, output: Output) -> Result<()> {
-    let is_asking = !output.is_json() && std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+    let is_asking =
+        !output.is_json() && std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
     let mut view = View { lines: is_asking.then(read_lines), ..View::new(client, output) };
     let mut is_connected = true;
     loop {

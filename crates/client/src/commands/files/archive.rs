@@ -7,8 +7,8 @@ use codelia_proto::{
     json::to_json,
     v1::{
         ArchiveFormat, ExportFilesRequest, ExportFilesResponse, ExportSummary, ImportFilesFinish,
-        ImportFilesOpen, ImportFilesRequest, ImportFilesResponse, SkipReason, export_files_response,
-        import_files_request::Kind,
+        ImportFilesOpen, ImportFilesRequest, ImportFilesResponse, SkipReason,
+        export_files_response, import_files_request::Kind,
     },
 };
 use indicatif::ProgressBar;
@@ -35,18 +35,24 @@ const STDIO: &str = "-";
 const FILE_MODE: u32 = 0o666;
 
 /// Packs a directory of a session.
-pub(crate) async fn export(client: &Client, args: &args::Export, output: Output) -> Result<ExitCode> {
+pub(crate) async fn export(
+    client: &Client,
+    args: &args::Export,
+    output: Output,
+) -> Result<ExitCode> {
     let is_stdout = args.output == Path::new(STDIO);
     ensure!(
         !is_stdout || !std::io::stdout().is_terminal(),
         "an archive cannot be shown on a terminal: name a file with -o, or use a pipe"
     );
     let (session, path) = args.path.split_once(':').unwrap_or((&args.path, ""));
-    let is_zstd = args.zstd || args.output.extension().is_some_and(|end| end == "zst" || end == "tzst");
+    let is_zstd =
+        args.zstd || args.output.extension().is_some_and(|end| end == "zst" || end == "tzst");
     let format = if is_zstd { ArchiveFormat::TarZstd } else { ArchiveFormat::Tar };
     let parent = resolve::session(client, session).await?;
     let request = ExportFilesRequest { parent, path: path.to_owned(), format: format.into() };
-    let target = if is_stdout { Target::Stdout } else { Target::file(args.output.clone(), args.force) };
+    let target =
+        if is_stdout { Target::Stdout } else { Target::file(args.output.clone(), args.force) };
     let bar = progress::bar(None);
     let packed = async {
         let mut chunks = client.files().export_files(request).await?.into_inner();
@@ -105,7 +111,11 @@ fn describe(reason: SkipReason) -> &'static str {
 
 fn report_skipped(summary: &ExportSummary) {
     for file in &summary.skipped {
-        output::write_message(&format!("codelia: skipped {}: {}", file.path, describe(file.reason())));
+        output::write_message(&format!(
+            "codelia: skipped {}: {}",
+            file.path,
+            describe(file.reason())
+        ));
     }
     let more = summary.skipped_count - i64::try_from(summary.skipped.len()).unwrap_or(i64::MAX);
     if more > 0 {
@@ -115,14 +125,18 @@ fn report_skipped(summary: &ExportSummary) {
 
 /// Whether only special files are missing, which no archive has.
 fn is_complete(summary: &ExportSummary) -> bool {
-    let special = summary.skipped.iter().filter(|file| file.reason() == SkipReason::Special).count();
+    let special =
+        summary.skipped.iter().filter(|file| file.reason() == SkipReason::Special).count();
     i64::try_from(special) == Ok(summary.skipped_count)
 }
 
 /// Unpacks an archive in a session.
 pub(crate) async fn import(client: &Client, args: &args::Import, output: Output) -> Result<()> {
-    let source =
-        if args.file == Path::new(STDIO) { Source::stdin() } else { Source::open(&args.file).await? };
+    let source = if args.file == Path::new(STDIO) {
+        Source::stdin()
+    } else {
+        Source::open(&args.file).await?
+    };
     let (session, path) = (&args.path.session, &args.path.path);
     let parent = resolve::session(client, session).await?;
     let open = ImportFilesOpen { parent, path: path.clone(), overwrite: args.force };

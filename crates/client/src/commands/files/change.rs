@@ -53,7 +53,8 @@ pub(crate) async fn mkdir(client: &Client, args: &args::Mkdir, output: Output) -
 async fn make(client: &Client, path: &SessionPath, parents: bool) -> Result<Value> {
     let parent = resolve::session(client, &path.session).await?;
     let request = MakeDirectoryRequest { parent, path: path.path.clone(), parents };
-    let created = client.files().make_directory(request).await.about_file(&path.session, &path.path)?;
+    let created =
+        client.files().make_directory(request).await.about_file(&path.session, &path.path)?;
     Ok(to_json(&created.into_inner().file.context(NO_FILE)?)?)
 }
 
@@ -61,15 +62,22 @@ async fn make(client: &Client, path: &SessionPath, parents: bool) -> Result<Valu
 pub(crate) async fn mv(client: &Client, args: &args::Mv, output: Output) -> Result<()> {
     let (from, to) = (&args.source, &args.destination);
     let parent = resolve::session(client, &from.session).await?;
-    let is_same = from.session == to.session || resolve::session(client, &to.session).await? == parent;
+    let is_same =
+        from.session == to.session || resolve::session(client, &to.session).await? == parent;
     ensure!(is_same, "{from} and {to} are in different sessions: copy the file instead");
     let mut destination_path = to.path.clone();
     if to.path.ends_with('/') || is_directory(client, &parent, &to.path).await? {
-        let name = from.path.trim_end_matches('/').rsplit('/').next().filter(|name| !name.is_empty());
-        destination_path = join(&to.path, name.with_context(|| format!("{from} has no file name"))?);
+        let name =
+            from.path.trim_end_matches('/').rsplit('/').next().filter(|name| !name.is_empty());
+        destination_path =
+            join(&to.path, name.with_context(|| format!("{from} has no file name"))?);
     }
-    let request =
-        MoveFileRequest { parent, source_path: from.path.clone(), destination_path, overwrite: args.force };
+    let request = MoveFileRequest {
+        parent,
+        source_path: from.path.clone(),
+        destination_path,
+        overwrite: args.force,
+    };
     let moved = client.files().move_file(request).await?.into_inner().file.context(NO_FILE)?;
     if output.is_json() { output.print(&to_json(&moved)?, "") } else { Ok(()) }
 }

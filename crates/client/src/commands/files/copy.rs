@@ -46,7 +46,8 @@ pub(crate) async fn cp(client: &Client, args: &args::Cp, output: Output) -> Resu
     );
     let mut copy = Copy { client, args, each: Each::new(output), bar: progress::bar(Some(0)) };
     // Without a temporary file a signal may end the program at once, also while stdout is blocked.
-    let mut signals = if matches!(args.destination, Local(_)) { Some(Signals::catch()?) } else { None };
+    let mut signals =
+        if matches!(args.destination, Local(_)) { Some(Signals::catch()?) } else { None };
     let interrupted = async {
         match &mut signals {
             Some(signals) => drop(signals.next().await),
@@ -79,11 +80,15 @@ pub(crate) async fn cat(client: &Client, args: &args::Cat, output: Output) -> Re
         let written = async {
             let parent = resolve::session(client, &path.session).await?;
             let request = read_request(&parent, &path.path);
-            let file = download(client, request, Target::Stdout, None, &ProgressBar::hidden()).await;
+            let file =
+                download(client, request, Target::Stdout, None, &ProgressBar::hidden()).await;
             file.about_file(&path.session, &path.path)
         };
         let written = client.explained(written.await).await;
-        each.report(&path.to_string(), written.and_then(|file| Ok((to_json(&file)?, String::new()))))?;
+        each.report(
+            &path.to_string(),
+            written.and_then(|file| Ok((to_json(&file)?, String::new()))),
+        )?;
     }
     Ok(each.exit_code())
 }
@@ -110,7 +115,9 @@ impl Copy<'_> {
         let several = self.args.sources.len() > 1;
         let into = named
             || (several || self.args.recursive)
-                && is_directory(self.client, &parent, &to.path).await.about_file(&to.session, &to.path)?;
+                && is_directory(self.client, &parent, &to.path)
+                    .await
+                    .about_file(&to.session, &to.path)?;
         ensure!(into || !several, "{to} is not a directory, and there are several sources");
         for source in &self.args.sources {
             let uploaded = match source {
@@ -129,7 +136,13 @@ impl Copy<'_> {
         Ok(())
     }
 
-    async fn upload_file(&self, from: &CopyPath, parent: &str, to: &SessionPath, into: bool) -> Result<File> {
+    async fn upload_file(
+        &self,
+        from: &CopyPath,
+        parent: &str,
+        to: &SessionPath,
+        into: bool,
+    ) -> Result<File> {
         let (source, name) = match from {
             CopyPath::Local(path) => {
                 (Source::open(path).await?, path.file_name().and_then(|name| name.to_str()))
@@ -137,7 +150,10 @@ impl Copy<'_> {
             _ => (Source::stdin(), None),
         };
         let path = if into {
-            join(&to.path, name.context("the source has no name to keep: give one, such as work:notes.txt")?)
+            join(
+                &to.path,
+                name.context("the source has no name to keep: give one, such as work:notes.txt")?,
+            )
         } else {
             to.path.clone()
         };
@@ -156,7 +172,13 @@ impl Copy<'_> {
         upload(self.client, source, parent.to_owned(), path.to_owned(), &self.bar).await
     }
 
-    async fn upload_tree(&mut self, from: &Path, parent: &str, session: &str, to: &str) -> Result<()> {
+    async fn upload_tree(
+        &mut self,
+        from: &Path,
+        parent: &str,
+        session: &str,
+        to: &str,
+    ) -> Result<()> {
         let tree = LocalTree::open(from)?;
         let entries = tree.walk()?;
         let files = entries.iter().filter(|entry| entry.kind == LocalKind::File);
@@ -168,11 +190,14 @@ impl Copy<'_> {
             let uploaded = match entry.kind {
                 LocalKind::Directory => self.make_directory(parent, session, &path).await.map(Some),
                 LocalKind::File => {
-                    let source = tree.read(&entry.path).and_then(|file| Ok(Source::from_file(file)?));
+                    let source =
+                        tree.read(&entry.path).and_then(|file| Ok(Source::from_file(file)?));
                     match source {
-                        Ok(source) => {
-                            self.upload(source, parent, &path).await.about_file(session, &path).map(Some)
-                        }
+                        Ok(source) => self
+                            .upload(source, parent, &path)
+                            .await
+                            .about_file(session, &path)
+                            .map(Some),
                         Err(error) => Err(error),
                     }
                 }
@@ -191,8 +216,11 @@ impl Copy<'_> {
         if path.is_empty() {
             return Ok(File { kind: FileKind::Directory.into(), ..File::default() });
         }
-        let request =
-            MakeDirectoryRequest { parent: parent.to_owned(), path: path.to_owned(), parents: true };
+        let request = MakeDirectoryRequest {
+            parent: parent.to_owned(),
+            path: path.to_owned(),
+            parents: true,
+        };
         let made = self.client.files().make_directory(request).await.about_file(session, path)?;
         made.into_inner().file.context(super::NO_FILE)
     }
@@ -214,10 +242,16 @@ impl Copy<'_> {
         Ok(())
     }
 
-    async fn download_one(&mut self, from: &SessionPath, to: Option<&Path>) -> Result<Option<File>> {
+    async fn download_one(
+        &mut self,
+        from: &SessionPath,
+        to: Option<&Path>,
+    ) -> Result<Option<File>> {
         let parent = resolve::session(self.client, &from.session).await?;
         if self.args.recursive
-            && is_directory(self.client, &parent, &from.path).await.about_file(&from.session, &from.path)?
+            && is_directory(self.client, &parent, &from.path)
+                .await
+                .about_file(&from.session, &from.path)?
         {
             let to = to.context("a directory cannot be copied to stdout")?;
             return self.download_tree(from, &parent, to).await.map(|()| None);
@@ -230,7 +264,12 @@ impl Copy<'_> {
         file.about_file(&from.session, &from.path).map(Some)
     }
 
-    async fn download(&self, request: ReadFileRequest, target: Target, limit: Option<u64>) -> Result<File> {
+    async fn download(
+        &self,
+        request: ReadFileRequest,
+        target: Target,
+        limit: Option<u64>,
+    ) -> Result<File> {
         match target {
             Target::File(file) if self.args.resume => {
                 resume::download(self.client, request, file, limit, &self.bar).await
@@ -258,7 +297,9 @@ impl Copy<'_> {
                 FileKind::Directory => tree
                     .create_directory(&local, entry.file.mode.cast_unsigned() & MODE_MASK)
                     .map(|()| entry.file.clone()),
-                FileKind::Regular => self.download_entry(&mut tree, &local, entry, (parent, from)).await,
+                FileKind::Regular => {
+                    self.download_entry(&mut tree, &local, entry, (parent, from)).await
+                }
                 FileKind::Symlink | FileKind::Special | FileKind::Unspecified => {
                     self.skip(&shown);
                     continue;
@@ -287,11 +328,13 @@ impl Copy<'_> {
     }
 
     fn skip(&self, name: &str) {
-        self.bar
-            .suspend(|| output::write_message(&format!("codelia: skipped {name}: a link or special file")));
+        self.bar.suspend(|| {
+            output::write_message(&format!("codelia: skipped {name}: a link or special file"))
+        });
     }
 
-    /// Reports a copied file. `None` stands for a directory, whose files are reported by themselves.
+    /// Reports a copied file. `None` stands for a directory, whose files are reported by
+    /// themselves.
     async fn report(&mut self, argument: &str, copied: Result<Option<File>>) -> Result<()> {
         let copied = match copied {
             Ok(None) => return Ok(()),
@@ -305,26 +348,32 @@ impl Copy<'_> {
 
 /// Adds the remedy to the refusal to read a directory as a file.
 fn with_hint(error: anyhow::Error) -> anyhow::Error {
-    let is_directory =
-        error.downcast_ref::<tonic::Status>().is_some_and(|status| has_reason(status, "IS_A_DIRECTORY"));
+    let is_directory = error
+        .downcast_ref::<tonic::Status>()
+        .is_some_and(|status| has_reason(status, "IS_A_DIRECTORY"));
     if is_directory { anyhow::anyhow!("it is a directory (copy it with -r)") } else { error }
 }
 
-/// Opens the local directory for a copy of the directory `requested`, and returns the names from there to
-/// the copy: below an existing directory the name that the user wrote, else the new name.
+/// Opens the local directory for a copy of the directory `requested`, and returns the names from
+/// there to the copy: below an existing directory the name that the user wrote, else the new name.
 fn open_destination(to: &Path, requested: &str) -> Result<(LocalTree, Vec<String>)> {
     let name = |path: &Path| path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
     if to.is_dir() {
         let root = name(Path::new(requested)).into_iter().collect();
         return Ok((LocalTree::open(to)?, root));
     }
-    let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent =
+        to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let root = name(to).with_context(|| format!("cannot create {}", to.display()))?;
     Ok((LocalTree::open(parent)?, vec![root]))
 }
 
 fn read_request(parent: &str, path: &str) -> ReadFileRequest {
-    ReadFileRequest { parent: parent.to_owned(), path: path.to_owned(), ..ReadFileRequest::default() }
+    ReadFileRequest {
+        parent: parent.to_owned(),
+        path: path.to_owned(),
+        ..ReadFileRequest::default()
+    }
 }
 
 fn size(file: &File) -> u64 {

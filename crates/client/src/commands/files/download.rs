@@ -43,7 +43,10 @@ pub(super) async fn copy_chunks(
     while let Some(chunk) = chunks.message().await? {
         if let Some(read_file_response::Kind::Data(data)) = chunk.kind {
             copied += data.len() as u64;
-            ensure!(copied <= limit, "the file grew during the copy (it had {limit} bytes): copy it again");
+            ensure!(
+                copied <= limit,
+                "the file grew during the copy (it had {limit} bytes): copy it again"
+            );
             write(&data)?;
             bar.inc(data.len() as u64);
         }
@@ -92,7 +95,8 @@ impl Target {
             return Ok(Self::file(to.to_owned(), force));
         }
         let name = Path::new(requested).file_name();
-        let name = name.with_context(|| format!("{requested:?} has no file name: name the local file"))?;
+        let name =
+            name.with_context(|| format!("{requested:?} has no file name: name the local file"))?;
         Ok(Self::file(to.join(name), force))
     }
 
@@ -149,8 +153,11 @@ impl Sink {
             Self::File(temporary, file) => (temporary, file),
         };
         // Neither follows a link.
-        let named =
-            if file.force { temporary.persist(&file.path) } else { temporary.persist_noclobber(&file.path) };
+        let named = if file.force {
+            temporary.persist(&file.path)
+        } else {
+            temporary.persist_noclobber(&file.path)
+        };
         match named {
             Err(error) if error.error.kind() == ErrorKind::AlreadyExists => bail!(file.exists()),
             named => named.map(drop).with_context(|| format!("cannot write {}", file.shown)),
@@ -167,8 +174,11 @@ mod tests {
     #[test]
     fn download_to_directory_gets_requested_name() {
         let temp = tempfile::tempdir().unwrap();
-        for (requested, name) in [("a", "a"), ("out/b", "b"), ("/workspace/c/", "c"), ("d/.", "d")] {
-            let Target::File(file) = Target::new(temp.path(), requested, false).unwrap() else { panic!() };
+        for (requested, name) in [("a", "a"), ("out/b", "b"), ("/workspace/c/", "c"), ("d/.", "d")]
+        {
+            let Target::File(file) = Target::new(temp.path(), requested, false).unwrap() else {
+                panic!()
+            };
             assert_eq!(file.path, temp.path().join(name), "{requested}");
         }
         for nameless in ["", "/", "..", "a/..", "."] {

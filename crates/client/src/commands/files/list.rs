@@ -43,7 +43,9 @@ pub(crate) async fn ls(client: &Client, args: &args::Ls, output: Output) -> Resu
     entries.truncate(args.limit);
     match output {
         Output::Json => output.print(&json_array(entries.iter().map(|entry| &entry.file))?, ""),
-        Output::Text => write_line(&table(&["MODE", "SIZE", "MODIFIED", "NAME"], entries.iter().map(row))),
+        Output::Text => {
+            write_line(&table(&["MODE", "SIZE", "MODIFIED", "NAME"], entries.iter().map(row)))
+        }
     }
 }
 
@@ -53,7 +55,8 @@ fn check_size(tree: Vec<Entry>, depth: Option<i32>) -> Result<Vec<Entry>> {
         tree.len() <= MAX_ENTRIES,
         "the directory has more than {MAX_ENTRIES} entries: use a smaller one"
     );
-    let is_cut = |entry: &&Entry| entry.path.len() >= MAX_DEPTH && entry.file.kind() == FileKind::Directory;
+    let is_cut =
+        |entry: &&Entry| entry.path.len() >= MAX_DEPTH && entry.file.kind() == FileKind::Directory;
     match tree.iter().find(is_cut) {
         Some(entry) if depth.is_none() => {
             bail!("{} is deeper than {MAX_DEPTH} directories", entry.path.join("/"))
@@ -63,13 +66,16 @@ fn check_size(tree: Vec<Entry>, depth: Option<i32>) -> Result<Vec<Entry>> {
 }
 
 fn is_not_a_directory(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<tonic::Status>().is_some_and(|status| has_reason(status, "NOT_A_DIRECTORY"))
+    error
+        .downcast_ref::<tonic::Status>()
+        .is_some_and(|status| has_reason(status, "NOT_A_DIRECTORY"))
 }
 
 impl Entry {
     /// A file that is listed by itself.
     fn alone(file: File) -> Self {
-        let name = Path::new(&file.path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name =
+            Path::new(&file.path).file_name().unwrap_or_default().to_string_lossy().into_owned();
         Self { path: vec![name], file }
     }
 }

@@ -10,7 +10,9 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use rustix::{
-    fs::{AtFlags, Dir, FileType, Mode, OFlags, RawMode, Stat, fstat, mkdirat, open, openat, statat},
+    fs::{
+        AtFlags, Dir, FileType, Mode, OFlags, RawMode, Stat, fstat, mkdirat, open, openat, statat,
+    },
     io::Errno,
 };
 
@@ -72,7 +74,8 @@ impl LocalTree {
                     continue;
                 }
                 let name = entry.file_name().to_str();
-                let name = name.with_context(|| format!("{}: a file name is not UTF-8", cannot()))?;
+                let name =
+                    name.with_context(|| format!("{}: a file name is not UTF-8", cannot()))?;
                 let mut path = directory.clone();
                 path.push(name.to_owned());
                 let stat = statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW)
@@ -84,11 +87,18 @@ impl LocalTree {
                 };
                 if kind == LocalKind::Directory {
                     if path.len() >= MAX_DEPTH {
-                        bail!("{} is deeper than {MAX_DEPTH} directories", self.shown(&path).display());
+                        bail!(
+                            "{} is deeper than {MAX_DEPTH} directories",
+                            self.shown(&path).display()
+                        );
                     }
                     open.push(path.clone());
                 }
-                found.push(LocalEntry { path, kind, size: u64::try_from(stat.st_size).unwrap_or_default() });
+                found.push(LocalEntry {
+                    path,
+                    kind,
+                    size: u64::try_from(stat.st_size).unwrap_or_default(),
+                });
             }
             if found.len() > MAX_ENTRIES {
                 bail!(
@@ -118,7 +128,8 @@ impl LocalTree {
     /// Creates a directory, or accepts the one that exists.
     pub(super) fn create_directory(&mut self, path: &[String], mode: u32) -> Result<()> {
         let shown = self.shown(path);
-        let cannot = || format!("cannot create the directory {} (links are not followed)", shown.display());
+        let cannot =
+            || format!("cannot create the directory {} (links are not followed)", shown.display());
         if let Some((name, parent)) = path.split_last() {
             let parent = self.enter(parent).with_context(cannot)?;
             match mkdirat(&parent, name, Mode::from_raw_mode(raw_mode(mode | OWNER))) {
@@ -147,7 +158,12 @@ impl LocalTree {
         } else {
             shown.clone()
         };
-        let file = LocalFile { path, shown: shown.display().to_string(), force, _directory: Some(directory) };
+        let file = LocalFile {
+            path,
+            shown: shown.display().to_string(),
+            force,
+            _directory: Some(directory),
+        };
         Ok(Target::File(file))
     }
 
@@ -161,7 +177,11 @@ impl LocalTree {
     fn record(&mut self, identity: (u64, u64), path: PathBuf) -> Result<()> {
         match self.created.insert(identity, path.clone()) {
             Some(other) if other != path => {
-                bail!("{} and {} are the same file on this file system", path.display(), other.display())
+                bail!(
+                    "{} and {} are the same file on this file system",
+                    path.display(),
+                    other.display()
+                )
             }
             _ => Ok(()),
         }
@@ -178,7 +198,11 @@ impl LocalTree {
 
 /// Device and inode.
 fn identity(stat: &Stat) -> (u64, u64) {
-    #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss, reason = "the type differs between systems")]
+    #[allow(
+        clippy::unnecessary_cast,
+        clippy::cast_sign_loss,
+        reason = "the type differs between systems"
+    )]
     let device = stat.st_dev as u64;
     (device, stat.st_ino)
 }
@@ -235,7 +259,8 @@ mod tests {
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
     }
 
-    /// A hard link stands for a second name of the same file, as on a file system that ignores case.
+    /// A hard link stands for a second name of the same file, as on a file system that ignores
+    /// case.
     #[test]
     fn second_name_of_a_copied_file_is_refused() {
         let temp = tempfile::tempdir().unwrap();

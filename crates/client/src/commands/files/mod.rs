@@ -58,10 +58,15 @@ async fn is_directory(client: &Client, parent: &str, path: &str) -> Result<bool>
     if path.is_empty() {
         return Ok(true);
     }
-    let request =
-        StatFileRequest { parent: parent.to_owned(), path: path.to_owned(), ..StatFileRequest::default() };
+    let request = StatFileRequest {
+        parent: parent.to_owned(),
+        path: path.to_owned(),
+        ..StatFileRequest::default()
+    };
     match client.files().stat_file(request).await {
-        Ok(found) => Ok(found.into_inner().file.is_some_and(|file| file.kind() == FileKind::Directory)),
+        Ok(found) => {
+            Ok(found.into_inner().file.is_some_and(|file| file.kind() == FileKind::Directory))
+        }
         Err(status) if has_reason(&status, "FILE_NOT_FOUND") => Ok(false),
         Err(status) => Err(status.into()),
     }

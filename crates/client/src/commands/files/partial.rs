@@ -1,5 +1,5 @@
-//! A partial download: a hidden file next to its destination, whose name stands for the version of the
-//! file that it is a part of.
+//! A partial download: a hidden file next to its destination, whose name stands for the version of
+//! the file that it is a part of.
 
 use std::{
     ffi::OsString,
@@ -126,7 +126,9 @@ mod tests {
         let file = target(&path, false);
         let mut first = Partial::open(&file, 1, 0o444, 6).unwrap();
         first.write(b"one").unwrap();
-        assert!(Partial::open(&file, 1, 0o444, 6).unwrap_err().to_string().contains("another copy"));
+        assert!(
+            Partial::open(&file, 1, 0o444, 6).unwrap_err().to_string().contains("another copy")
+        );
         drop(first);
         let mut second = Partial::open(&file, 1, 0o444, 6).unwrap();
         assert_eq!(second.length, 3);

@@ -12,11 +12,15 @@ pub(super) fn bar(size: Option<u64>) -> ProgressBar {
     match size {
         None => {
             let style = ProgressStyle::with_template("{spinner} {bytes} {bytes_per_sec} {msg}");
-            ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
+            ProgressBar::new_spinner()
+                .with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
         }
         Some(size) => {
-            let style = ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {msg}");
-            ProgressBar::new(size).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+            let style = ProgressStyle::with_template(
+                "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {msg}",
+            );
+            ProgressBar::new(size)
+                .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         }
     }
 }

@@ -31,7 +31,12 @@ fn is_plain(name: &str) -> bool {
 }
 
 /// Lists a directory.
-pub(super) async fn list(client: &Client, parent: &str, path: &str, limit: usize) -> Result<Vec<Entry>> {
+pub(super) async fn list(
+    client: &Client,
+    parent: &str,
+    path: &str,
+    limit: usize,
+) -> Result<Vec<Entry>> {
     list_levels(client, parent, path, limit, 1).await
 }
 
@@ -56,8 +61,9 @@ pub(super) async fn list_levels(
         let is_last = page.next_page_token.is_empty() || page.files.is_empty();
         for file in page.files {
             // The first file is in the listed directory itself, whose path may have links.
-            let top =
-                top.get_or_insert_with(|| file.path.rsplit_once('/').map_or("", |(top, _)| top).to_owned());
+            let top = top.get_or_insert_with(|| {
+                file.path.rsplit_once('/').map_or("", |(top, _)| top).to_owned()
+            });
             entries.push(Entry { path: names_below(top, &file.path), file });
         }
         if is_last || entries.len() >= limit {

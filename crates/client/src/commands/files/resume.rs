@@ -26,8 +26,11 @@ pub(super) async fn uploaded(
     path: &str,
     source: &Source,
 ) -> Result<Option<File>> {
-    let request =
-        StatFileRequest { parent: parent.to_owned(), path: path.to_owned(), ..StatFileRequest::default() };
+    let request = StatFileRequest {
+        parent: parent.to_owned(),
+        path: path.to_owned(),
+        ..StatFileRequest::default()
+    };
     let found = match client.files().stat_file(request).await {
         Err(status) if has_reason(&status, "FILE_NOT_FOUND") => return Ok(None),
         found => found?.into_inner().file.context(NO_FILE)?,
@@ -59,7 +62,10 @@ pub(super) async fn download(
         return Ok(found);
     }
     target.check_replaceable()?;
-    ensure!(limit.is_none_or(|limit| limit == size), "the file changed during the copy: copy it again");
+    ensure!(
+        limit.is_none_or(|limit| limit == size),
+        "the file changed during the copy: copy it again"
+    );
     let version = hash(&(&request.parent, &request.path, &found.etag, size));
     let mut partial = Partial::open(&target, version, found.mode.cast_unsigned(), size)?;
     request.offset = i64::try_from(partial.length)?;
@@ -91,8 +97,11 @@ fn modify_time(file: &File) -> SystemTime {
     let Some(time) = &file.modify_time else { return never };
     let nanos = Duration::from_nanos(time.nanos.try_into().unwrap_or_default());
     let seconds = Duration::from_secs(time.seconds.unsigned_abs());
-    let whole =
-        if time.seconds < 0 { UNIX_EPOCH.checked_sub(seconds) } else { UNIX_EPOCH.checked_add(seconds) };
+    let whole = if time.seconds < 0 {
+        UNIX_EPOCH.checked_sub(seconds)
+    } else {
+        UNIX_EPOCH.checked_add(seconds)
+    };
     whole.map_or(never, |whole| whole + nanos)
 }
 

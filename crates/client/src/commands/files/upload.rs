@@ -3,7 +3,9 @@
 use std::{path::Path, pin::pin, time::SystemTime};
 
 use anyhow::{Context, Result, ensure};
-use codelia_proto::v1::{File, WriteFileFinish, WriteFileOpen, WriteFileRequest, write_file_request::Kind};
+use codelia_proto::v1::{
+    File, WriteFileFinish, WriteFileOpen, WriteFileRequest, write_file_request::Kind,
+};
 use indicatif::ProgressBar;
 use tokio::{io::AsyncReadExt, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
@@ -45,7 +47,9 @@ impl Source {
         let metadata = file.metadata()?;
         Ok(Self {
             bytes: Box::new(tokio::fs::File::from_std(file)),
-            mode: system::file_mode(&metadata).map(|mode| mode & MODE_MASK).filter(|mode| *mode != 0),
+            mode: system::file_mode(&metadata)
+                .map(|mode| mode & MODE_MASK)
+                .filter(|mode| *mode != 0),
             size: metadata.is_file().then_some(metadata.len()),
             modified: metadata.modified().ok(),
         })
@@ -61,7 +65,8 @@ pub(super) async fn upload(
     bar: &ProgressBar,
 ) -> Result<File> {
     let mode = source.mode.map(u32::cast_signed);
-    let open = WriteFileOpen { parent, path, mode, create_parents: true, ..WriteFileOpen::default() };
+    let open =
+        WriteFileOpen { parent, path, mode, create_parents: true, ..WriteFileOpen::default() };
     let (requests, queue) = mpsc::channel(QUEUE_SIZE);
     let mut files = client.files();
     let mut call = pin!(files.write_file(ReceiverStream::new(queue)));

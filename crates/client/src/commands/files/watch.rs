@@ -13,7 +13,8 @@ pub(crate) async fn watch(client: &Client, args: &args::Watch, output: Output) -
     let (session, path) = args.path.split_once(':').unwrap_or((&args.path, ""));
     let parent = resolve::session(client, session).await?;
     let request = WatchFilesRequest { parent, path: path.to_owned(), recursive: args.recursive };
-    let mut messages = client.files().watch_files(request).await.about_file(session, path)?.into_inner();
+    let mut messages =
+        client.files().watch_files(request).await.about_file(session, path)?.into_inner();
     while let Some(message) = messages.message().await.about_file(session, path)? {
         for event in &message.events {
             output.print(&to_json(event)?, &line(event))?;
@@ -26,7 +27,9 @@ fn line(event: &FileEvent) -> String {
     let word = event.kind().word();
     match event.kind() {
         FileEventKind::Renamed => format!("{word:<8}  {} -> {}", event.previous_path, event.path),
-        FileEventKind::Overflow => format!("{word:<8}  some changes are missing: list the directory again"),
+        FileEventKind::Overflow => {
+            format!("{word:<8}  some changes are missing: list the directory again")
+        }
         _ => format!("{word:<8}  {}", event.path),
     }
 }

@@ -76,7 +76,9 @@ impl Connection<'_> {
     async fn execute(&mut self, line: &[u8]) -> Result<()> {
         let command = match serde_json::from_slice(line) {
             Ok(command) => command,
-            Err(error) => return self.send(&message::error(None, &format!("not a command: {error}"))).await,
+            Err(error) => {
+                return self.send(&message::error(None, &format!("not a command: {error}"))).await;
+            }
         };
         let (id, allow, reach) = match command {
             Command::Approve { id, scope, persist } => {
@@ -102,7 +104,11 @@ impl Connection<'_> {
     }
 
     /// Decides about a request. That it is decided, every connection learns from the server.
-    async fn decide(&mut self, id: &str, decision: (Option<ApprovalScope>, ApprovalReach)) -> Result<()> {
+    async fn decide(
+        &mut self,
+        id: &str,
+        decision: (Option<ApprovalScope>, ApprovalReach),
+    ) -> Result<()> {
         let name = format!("approvals/{id}");
         match approvals::decide(&self.supervisor.client, name, decision, String::new()).await {
             Ok(approval) => {
@@ -114,8 +120,8 @@ impl Connection<'_> {
     }
 }
 
-/// Reads the rest of a line; `false` if it is too long or the program left. Keeps what was read if it is
-/// dropped.
+/// Reads the rest of a line; `false` if it is too long or the program left. Keeps what was read if
+/// it is dropped.
 async fn read_line(reader: &mut BufReader<OwnedReadHalf>, line: &mut Vec<u8>) -> Result<bool> {
     let rest = MAX_LINE.saturating_sub(line.len() as u64);
     reader.take(rest).read_until(b'\n', line).await?;

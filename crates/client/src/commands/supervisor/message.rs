@@ -63,8 +63,8 @@ fn path(approval: &Approval) -> String {
     }
 }
 
-/// `event.fs_request`. `op` is the kind of the approval. The process is the first that waits; a decision
-/// holds for all of a run.
+/// `event.fs_request`. `op` is the kind of the approval. The process is the first that waits; a
+/// decision holds for all of a run.
 pub(super) fn request(approval: &Approval) -> Value {
     json!({
         "type": "event.fs_request",
@@ -128,7 +128,10 @@ mod tests {
         let approve = r#"{"type":"cmd.approve","id":"1","scope":"file","persist":true}"#;
         let expected = Command::Approve { id: "1".into(), scope: PathScope::File, persist: true };
         assert_eq!(parse(approve), Some(expected));
-        assert_eq!(parse(r#"{"type":"cmd.deny","id":"1","more":2}"#), Some(Command::Deny { id: "1".into() }));
+        assert_eq!(
+            parse(r#"{"type":"cmd.deny","id":"1","more":2}"#),
+            Some(Command::Deny { id: "1".into() })
+        );
         let save = Command::Save { scope: SaveScope::Org };
         assert_eq!(parse(r#"{"type":"cmd.policy.save","scope":"org"}"#), Some(save));
         for bad in [
@@ -158,6 +161,9 @@ mod tests {
         for member in ["type", "id", "pid", "exe", "cwd", "op", "path", "flags"] {
             assert!(!request[member].is_null(), "{member}");
         }
-        assert_eq!((&request["op"], &request["path"]), (&json!("egress_host"), &json!("example.com:443")));
+        assert_eq!(
+            (&request["op"], &request["path"]),
+            (&json!("egress_host"), &json!("example.com:443"))
+        );
     }
 }

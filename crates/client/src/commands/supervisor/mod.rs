@@ -1,7 +1,8 @@
-//! `codelia supervisor`: a Unix socket through which programs of the same user decide about approvals.
+//! `codelia supervisor`: a Unix socket through which programs of the same user decide about
+//! approvals.
 //!
-//! It decides nothing and keeps nothing: requests and decisions go through the API, so that they are one
-//! queue with `codelia approvals` and every other client. The first decision counts.
+//! It decides nothing and keeps nothing: requests and decisions go through the API, so that they
+//! are one queue with `codelia approvals` and every other client. The first decision counts.
 
 mod connection;
 mod message;
@@ -126,9 +127,11 @@ impl Supervisor {
 
     /// Finds out what was decided while there was no stream. A new one begins with what is pending.
     async fn check_pending(&self) -> Result<(), Status> {
-        let names: Vec<String> = self.pending().values().map(|approval| approval.name.clone()).collect();
+        let names: Vec<String> =
+            self.pending().values().map(|approval| approval.name.clone()).collect();
         for name in names {
-            let response = self.client.approvals().get_approval(GetApprovalRequest { name }).await?;
+            let response =
+                self.client.approvals().get_approval(GetApprovalRequest { name }).await?;
             self.changed(response.into_inner().approval.unwrap_or_default());
         }
         Ok(())

@@ -33,7 +33,8 @@ impl Socket {
             path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let name = path.file_name().context("--socket names no file")?;
         // Several supervisors that start at once take turns. The lock ends with the file.
-        let lock = File::open(directory).with_context(|| format!("cannot open {}", directory.display()))?;
+        let lock = File::open(directory)
+            .with_context(|| format!("cannot open {}", directory.display()))?;
         flock(&lock, FlockOperation::LockExclusive)?;
         remove_stale(path)?;
         // Nobody connects before the mode is right: the name is known afterwards.
@@ -42,8 +43,8 @@ impl Socket {
             .tempdir_in(directory)
             .with_context(|| format!("cannot create a directory in {}", directory.display()))?;
         let hidden = private.path().join(name);
-        let listener =
-            UnixListener::bind(&hidden).with_context(|| format!("cannot listen on {}", path.display()))?;
+        let listener = UnixListener::bind(&hidden)
+            .with_context(|| format!("cannot listen on {}", path.display()))?;
         fs::set_permissions(&hidden, Permissions::from_mode(0o600))?;
         let metadata = fs::metadata(&hidden)?;
         fs::rename(&hidden, path).with_context(|| format!("cannot create {}", path.display()))?;
@@ -85,7 +86,9 @@ fn remove_stale(path: &Path) -> Result<()> {
             fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))
         }
         Ok(_) => bail!("another supervisor listens on {}", path.display()),
-        Err(error) => Err(error).with_context(|| format!("cannot tell who listens on {}", path.display())),
+        Err(error) => {
+            Err(error).with_context(|| format!("cannot tell who listens on {}", path.display()))
+        }
     }
 }
 

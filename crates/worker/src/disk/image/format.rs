@@ -48,7 +48,12 @@ impl Formatter {
     }
 
     /// Creates an image with room for `limits`. `directory` holds images.
-    pub(super) fn create(&self, directory: &Path, image: &Path, limits: DiskLimits) -> io::Result<()> {
+    pub(super) fn create(
+        &self,
+        directory: &Path,
+        image: &Path,
+        limits: DiskLimits,
+    ) -> io::Result<()> {
         let size = Size::of(limits)?;
         let blank = directory.join(format!("{BLANK}{}-{}", size.blocks, size.inodes));
         if !blank.try_exists()? {
@@ -63,8 +68,8 @@ impl Formatter {
     fn format(&self, path: &Path, size: Size) -> io::Result<()> {
         let file = create_file(path)?;
         file.set_len(size.blocks * BLOCK)?;
-        // No journal: what a crash of the host loses is repaired by `check`. Nothing is reserved for
-        // root, and inode tables stay holes.
+        // No journal: what a crash of the host loses is repaired by `check`. Nothing is reserved
+        // for root, and inode tables stay holes.
         let features = "^has_journal,^resize_inode,^orphan_file";
         let made = Command::new(&self.mkfs)
             .args(["-q", "-F", "-m", "0", "-b", "4096", "-I", "256", "-O", features])
@@ -76,13 +81,20 @@ impl Formatter {
         if made.status.success() {
             return Ok(());
         }
-        Err(io::Error::other(format!("mkfs.ext4: {}", String::from_utf8_lossy(&made.stderr).trim())))
+        Err(io::Error::other(format!(
+            "mkfs.ext4: {}",
+            String::from_utf8_lossy(&made.stderr).trim()
+        )))
     }
 
     /// Repairs what a crash of the host left. Nobody may have the image mounted.
     pub(super) fn check(&self, image: &Path) -> io::Result<()> {
-        let checked =
-            Command::new(&self.fsck).arg("-p").arg(image).env_clear().stdin(Stdio::null()).output()?;
+        let checked = Command::new(&self.fsck)
+            .arg("-p")
+            .arg(image)
+            .env_clear()
+            .stdin(Stdio::null())
+            .output()?;
         if checked.status.code().is_some_and(|code| code <= REPAIRED) {
             return Ok(());
         }
@@ -102,8 +114,7 @@ impl Size {
     /// Of a file system in which files can have `limits`.
     fn of(limits: DiskLimits) -> io::Result<Self> {
         if limits.bytes > MAX_BYTES {
-            let message =
-                "limits.disk_bytes: an image holds at most 8 TiB (lower it, or choose another worker.disk)";
+            let message = "limits.disk_bytes: an image holds at most 8 TiB (lower it, or choose another worker.disk)";
             return Err(io::Error::new(ErrorKind::InvalidInput, message));
         }
         let data = limits.bytes.div_ceil(BLOCK);
@@ -120,7 +131,8 @@ impl Size {
 fn program(name: &str) -> io::Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
-    let found = env::split_paths(&path).chain(system).map(|dir| dir.join(name)).find(|path| path.is_file());
+    let found =
+        env::split_paths(&path).chain(system).map(|dir| dir.join(name)).find(|path| path.is_file());
     found.ok_or_else(|| io::Error::new(ErrorKind::NotFound, format!("{name} not found")))
 }
 
@@ -195,7 +207,8 @@ mod tests {
 
     #[test]
     fn too_large_limit_is_refused() {
-        let refused = Size::of(DiskLimits { bytes: MAX_BYTES + 1, inodes: 1 }).unwrap_err().to_string();
+        let refused =
+            Size::of(DiskLimits { bytes: MAX_BYTES + 1, inodes: 1 }).unwrap_err().to_string();
         assert!(refused.contains("limits.disk_bytes"), "{refused}");
         assert!(Size::of(DiskLimits { bytes: MAX_BYTES, inodes: u64::MAX }).is_ok());
     }

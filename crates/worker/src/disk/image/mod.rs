@@ -1,9 +1,9 @@
-//! Images: each session has an ext4 file system of its own, in the sparse file `images/ID`, mounted on
-//! its directory.
+//! Images: each session has an ext4 file system of its own, in the sparse file `images/ID`, mounted
+//! on its directory.
 //!
-//! `images/ID` is locked while a worker mounts or unmounts it. Each worker that holds the session also
-//! has a shared lock on `images/ID.users`; the last one unmounts it. A mount that a killed worker left
-//! is used by the next holder, or removed with the session.
+//! `images/ID` is locked while a worker mounts or unmounts it. Each worker that holds the session
+//! also has a shared lock on `images/ID.users`; the last one unmounts it. A mount that a killed
+//! worker left is used by the next holder, or removed with the session.
 
 mod format;
 
@@ -71,7 +71,11 @@ impl Images {
         let created = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         created.and_then(|()| sweep(&directory)).map_err(missing)?;
         Self::check(&directory)?;
-        Ok(Self { directory, formatter: Formatter::find().map_err(missing)?, mounts: Mutex::default() })
+        Ok(Self {
+            directory,
+            formatter: Formatter::find().map_err(missing)?,
+            mounts: Mutex::default(),
+        })
     }
 
     /// Makes and mounts an image in a new directory in `parent`, and removes it.
@@ -109,7 +113,8 @@ impl Images {
         }
         // Not the descriptor with the lock: the device keeps this one open.
         let file = File::options().read(true).write(true).open(image)?;
-        let attached = if is_new { None } else { LoopDevice::of(&file).map_err(io::Error::other)? };
+        let attached =
+            if is_new { None } else { LoopDevice::of(&file).map_err(io::Error::other)? };
         let device = match attached {
             // Another mount namespace has it mounted: both then show one file system.
             Some(device) => device,
@@ -204,8 +209,12 @@ impl Quota for Images {
         }
         let gone = || io::Error::new(ErrorKind::NotFound, "the disk image was removed meanwhile");
         let _lock = locked(&image)?.ok_or_else(gone)?;
-        let users =
-            File::options().write(true).create(true).truncate(false).mode(0o600).open(self.users(session))?;
+        let users = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(self.users(session))?;
         flock(&users, FlockOperation::LockShared)?;
         self.mount(&image, directory, is_new)?;
         self.lock().held.insert(session, Mount { directory: directory.to_owned(), limits, users });
@@ -241,7 +250,9 @@ fn sweep(directory: &Path) -> io::Result<()> {
         let (name, path) = (entry.file_name(), entry.path());
         let name = name.to_string_lossy();
         let is_old = || {
-            Ok::<_, io::Error>(entry.metadata()?.modified()?.elapsed().is_ok_and(|age| age > LEFTOVER_AGE))
+            Ok::<_, io::Error>(
+                entry.metadata()?.modified()?.elapsed().is_ok_and(|age| age > LEFTOVER_AGE),
+            )
         };
         if name.starts_with(NEW) && is_old()? {
             fs::remove_file(&path)?;

@@ -36,9 +36,16 @@ impl Root {
 
     fn remove(&self, target: &Target) {
         assert!(self.images.remove(target.session, &target.directory).unwrap() > 0);
-        assert_eq!(self.images.remove(target.session, &target.directory).unwrap(), 0, "a second time");
+        assert_eq!(
+            self.images.remove(target.session, &target.directory).unwrap(),
+            0,
+            "a second time"
+        );
         fs::remove_dir(&target.directory).unwrap();
-        assert!(!self.images.image(target.session).exists() && !self.images.users(target.session).exists());
+        assert!(
+            !self.images.image(target.session).exists()
+                && !self.images.users(target.session).exists()
+        );
     }
 }
 

@@ -1,4 +1,5 @@
-//! The bytes of an archive as they arrive: plain, or compressed with zstd, which its first bytes say.
+//! The bytes of an archive as they arrive: plain, or compressed with zstd, which its first bytes
+//! say.
 //!
 //! The compressed form is bounded by its window, which is memory, and by how much it grows.
 
@@ -143,7 +144,11 @@ mod tests {
         }
         assert!(decompressed(&text, 3) == Ok(text.clone()));
         let twice = [frame.clone(), frame.clone()].concat();
-        assert_eq!(decompressed(&twice, 1000).unwrap().len(), 2 * text.len(), "frames may follow each other");
+        assert_eq!(
+            decompressed(&twice, 1000).unwrap().len(),
+            2 * text.len(),
+            "frames may follow each other"
+        );
         assert_eq!(decompressed(&frame[..frame.len() - 1], 1000), Err(Reason::ArchiveInvalid));
         assert_eq!(decompressed(b"abc", 1), Err(Reason::ArchiveInvalid));
         let mut corrupt = frame;
@@ -154,9 +159,20 @@ mod tests {
     #[test]
     fn large_window_and_ratio_are_refused() {
         let zeros = vec![0; usize::try_from(SMALL).unwrap() + 2 * PIECE];
-        assert_eq!(decompressed(&compressed(&zeros, 23), 1 << 20), Err(Reason::ArchiveTooLarge), "ratio");
+        assert_eq!(
+            decompressed(&compressed(&zeros, 23), 1 << 20),
+            Err(Reason::ArchiveTooLarge),
+            "ratio"
+        );
         let small = &zeros[..zeros.len() / 4];
-        assert_eq!(decompressed(&compressed(small, 23), 1 << 20).map(|whole| whole.len()), Ok(small.len()));
-        assert_eq!(decompressed(&compressed(small, 24), 1 << 20), Err(Reason::ArchiveTooLarge), "window");
+        assert_eq!(
+            decompressed(&compressed(small, 23), 1 << 20).map(|whole| whole.len()),
+            Ok(small.len())
+        );
+        assert_eq!(
+            decompressed(&compressed(small, 24), 1 << 20),
+            Err(Reason::ArchiveTooLarge),
+            "window"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Packs a directory. Every directory is entered through the descriptor of the one above it, so what
-//! a command swaps meanwhile cannot lead out; links are packed as links.
+//! Packs a directory. Every directory is entered through the descriptor of the one above it, so
+//! what a command swaps meanwhile cannot lead out; links are packed as links.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -161,7 +161,8 @@ impl Export {
 
     fn pack_content(&mut self, open: &mut OpenFile) -> Result<(), FileError> {
         let (max, output) = (open.left.min(READ_BYTES), &mut self.output.plain);
-        let mut read = if open.is_short { 0 } else { (&open.file).take(max).read_to_end(output)? as u64 };
+        let mut read =
+            if open.is_short { 0 } else { (&open.file).take(max).read_to_end(output)? as u64 };
         if read == 0 {
             // The header has announced the size.
             output.resize(output.len() + usize::try_from(max).unwrap_or_default(), 0);
@@ -200,7 +201,8 @@ impl Export {
         let relative = path.strip_prefix(&self.top).unwrap_or(&path).to_owned();
         match entry.kind() {
             FileType::Directory => {
-                let is_too_deep = self.levels.len() >= MAX_DEPTH || path.as_os_str().len() >= MAX_PATH;
+                let is_too_deep =
+                    self.levels.len() >= MAX_DEPTH || path.as_os_str().len() >= MAX_PATH;
                 self.write_member(&relative, Kind::Directory, OsStr::new(""), &entry)?;
                 if is_too_deep {
                     self.skip(&relative, SkipReason::TooDeep);
@@ -209,7 +211,9 @@ impl Export {
                 }
             }
             FileType::RegularFile => {
-                if let Some(file) = self.readable(&relative, entry.open().map_err(FileError::from))? {
+                if let Some(file) =
+                    self.readable(&relative, entry.open().map_err(FileError::from))?
+                {
                     self.write_member(&relative, Kind::File, OsStr::new(""), &entry)?;
                     let size = u64::try_from(entry.stat.st_size).unwrap_or_default();
                     self.count_content(size)?;
@@ -227,7 +231,11 @@ impl Export {
     }
 
     /// What was opened; `None` if the session's user may not.
-    fn readable<T>(&mut self, path: &Path, opened: Result<T, FileError>) -> Result<Option<T>, FileError> {
+    fn readable<T>(
+        &mut self,
+        path: &Path,
+        opened: Result<T, FileError>,
+    ) -> Result<Option<T>, FileError> {
         match opened {
             Err(error) if error.reason == Reason::FilePermission => {
                 self.skip(path, SkipReason::Permission);
@@ -237,12 +245,22 @@ impl Export {
         }
     }
 
-    fn write_member(&mut self, path: &Path, kind: Kind, to: &OsStr, entry: &Entry) -> Result<(), FileError> {
+    fn write_member(
+        &mut self,
+        path: &Path,
+        kind: Kind,
+        to: &OsStr,
+        entry: &Entry,
+    ) -> Result<(), FileError> {
         self.summary.entries += 1;
         if self.summary.entries.cast_unsigned() > MAX_ENTRIES {
             return Err(Reason::ArchiveTooLarge.into());
         }
-        let size = if kind == Kind::File { u64::try_from(entry.stat.st_size).unwrap_or_default() } else { 0 };
+        let size = if kind == Kind::File {
+            u64::try_from(entry.stat.st_size).unwrap_or_default()
+        } else {
+            0
+        };
         let member = Member {
             name: path.as_os_str().as_bytes().to_vec(),
             link: to.as_bytes().to_vec(),
@@ -283,7 +301,9 @@ impl Level {
 impl Output {
     /// Takes what can be sent.
     fn take_ready(&mut self, is_last: bool) -> io::Result<Bytes> {
-        let Some(mut encoder) = self.encoder.take() else { return Ok(take(&mut self.plain).into()) };
+        let Some(mut encoder) = self.encoder.take() else {
+            return Ok(take(&mut self.plain).into());
+        };
         encoder.write_all(&self.plain)?;
         self.plain.clear();
         if is_last {

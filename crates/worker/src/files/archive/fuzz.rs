@@ -8,8 +8,8 @@ use super::{
     super::error::FileError,
     decompress::Input,
     tar::{
-        BLOCK, CHECKSUM, Kind, MAX_EXTENSION, Member, Reader, Receiver, sum, write_end, write_member,
-        write_padding,
+        BLOCK, CHECKSUM, Kind, MAX_EXTENSION, Member, Reader, Receiver, sum, write_end,
+        write_member, write_padding,
     },
 };
 
@@ -88,7 +88,10 @@ pub fn tar(bytes: &[u8]) {
     for size in piece_sizes(bytes.len()) {
         let pieces = decompress(bytes, size, MAX_DECOMPRESSED);
         // Of two errors either may be seen first.
-        assert!(pieces == whole || pieces.is_err() && whole.is_err(), "decompressed in pieces of {size}");
+        assert!(
+            pieces == whole || pieces.is_err() && whole.is_err(),
+            "decompressed in pieces of {size}"
+        );
     }
     let Ok(archive) = whole else { return };
     check_members(&archive);
@@ -112,7 +115,8 @@ fn with_checksums(mut archive: Vec<u8>) -> Vec<u8> {
     archive
 }
 
-/// Members are the same however they arrive and whatever follows, bounded, and written as they are read.
+/// Members are the same however they arrive and whatever follows, bounded, and written as they are
+/// read.
 fn check_members(archive: &[u8]) {
     let whole = read(archive, archive.len().max(1));
     for size in piece_sizes(archive.len()) {

@@ -13,7 +13,9 @@ use codelia_policy::{FileAccess, WORKSPACE};
 use codelia_proto::v1;
 use codelia_sys::{
     Errno,
-    resolve_beneath::{Entry, FinalSymlink, ResolvedPath, open_directory_without_symlinks, proc_fd_path},
+    resolve_beneath::{
+        Entry, FinalSymlink, ResolvedPath, open_directory_without_symlinks, proc_fd_path,
+    },
 };
 use codelia_types::Reason;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, linkat, mkdirat, symlinkat, unlinkat};
@@ -79,8 +81,9 @@ impl Import {
         permits: ArchivePermits,
         open: &v1::ImportFilesOpen,
     ) -> Result<Self, FileError> {
-        let mut target = workspace
-            .as_session(|| workspace.resolve(&open.path, FinalSymlink::Follow, FileAccess::Write))?;
+        let mut target = workspace.as_session(|| {
+            workspace.resolve(&open.path, FinalSymlink::Follow, FileAccess::Write)
+        })?;
         let path = target.path.clone();
         let (directory, staging) = match target.entry.take() {
             None => {
@@ -105,7 +108,8 @@ impl Import {
             created: 0,
             content_bytes: 0,
         };
-        let (input, reader, deadline) = (Input::default(), Reader::default(), Instant::now() + MAX_DURATION);
+        let (input, reader, deadline) =
+            (Input::default(), Reader::default(), Instant::now() + MAX_DURATION);
         Ok(Self { input, reader, tree, bytes: 0, deadline, _permits: permits })
     }
 
@@ -198,7 +202,8 @@ impl Tree {
                     self.check_writable(&made)?;
                     self.workspace.reservation.take(NEW_ENTRY)?;
                     make_directory(&directory, name, DIRECTORY_MODE)?;
-                    open_directory_without_symlinks(&directory, Path::new(name)).map_err(link_leads_out)?
+                    open_directory_without_symlinks(&directory, Path::new(name))
+                        .map_err(link_leads_out)?
                 }
                 opened => opened.map_err(link_leads_out)?,
             };
@@ -217,7 +222,8 @@ impl Tree {
     fn begin_file(&self, path: &Path, mode: u32) -> Result<Upload, FileError> {
         let (parent, name) = self.parent(path)?;
         let target = ResolvedPath { parent, name, path: self.path.join(path), entry: None };
-        let options = WriteOptions { mode: Some(mode), replace: self.overwrite, etag: String::new() };
+        let options =
+            WriteOptions { mode: Some(mode), replace: self.overwrite, etag: String::new() };
         Upload::begin_at(&self.workspace, target, options)
     }
 
@@ -333,8 +339,8 @@ fn link_leads_out(errno: Errno) -> FileError {
     }
 }
 
-/// Whether a link in this directory of the workspace leads out of the workspace, if no other link is
-/// on the way. Those are checked when they are followed.
+/// Whether a link in this directory of the workspace leads out of the workspace, if no other link
+/// is on the way. Those are checked when they are followed.
 fn leads_out(directory: &Path, to: &Path) -> bool {
     let (mut depth, to) = match to.strip_prefix(WORKSPACE) {
         Ok(below) => (0, below),

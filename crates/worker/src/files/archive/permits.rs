@@ -14,11 +14,16 @@ const WEIGHT: usize = 8;
 
 /// The permits of an archive, in addition to that of its call.
 #[derive(Debug)]
-pub(in super::super) struct ArchivePermits(#[expect(dead_code, reason = "held, never read")] Vec<CallPermit>);
+pub(in super::super) struct ArchivePermits(
+    #[expect(dead_code, reason = "held, never read")] Vec<CallPermit>,
+);
 
 impl ArchivePermits {
     /// Permission for one more archive of a tenant.
-    pub(in super::super) fn acquire(limiter: &Arc<CallLimiter>, tenant: &str) -> Result<Self, FileError> {
+    pub(in super::super) fn acquire(
+        limiter: &Arc<CallLimiter>,
+        tenant: &str,
+    ) -> Result<Self, FileError> {
         let permits: Option<Vec<_>> = (1..WEIGHT).map(|_| limiter.try_acquire(tenant)).collect();
         permits.map(Self).ok_or_else(|| Reason::TooManyFileCalls.into())
     }

@@ -1,5 +1,5 @@
-//! The place of an import into a directory that does not exist yet. It is next to the workspace, out
-//! of reach of commands, until the whole directory is moved to its place.
+//! The place of an import into a directory that does not exist yet. It is next to the workspace,
+//! out of reach of commands, until the whole directory is moved to its place.
 
 use std::{
     fs::{self, DirBuilder},

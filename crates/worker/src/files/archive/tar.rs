@@ -1,8 +1,8 @@
 //! The tar format: members as an archive has them, without access to files.
 //!
-//! Reads ustar, pax and GNU archives; writes GNU ones. Sparse files are not supported. What a header
-//! announces is not trusted: names are bounded before they are kept, and content is passed on as it
-//! arrives.
+//! Reads ustar, pax and GNU archives; writes GNU ones. Sparse files are not supported. What a
+//! header announces is not trusted: names are bounded before they are kept, and content is passed
+//! on as it arrives.
 
 use codelia_types::Reason;
 
@@ -90,7 +90,11 @@ fn padding(size: u64) -> u64 {
 
 impl Reader {
     /// Reads the next piece.
-    pub(super) fn read(&mut self, mut data: &[u8], receiver: &mut impl Receiver) -> Result<(), FileError> {
+    pub(super) fn read(
+        &mut self,
+        mut data: &[u8],
+        receiver: &mut impl Receiver,
+    ) -> Result<(), FileError> {
         while !data.is_empty() && self.state != State::Ended {
             let used = self.step(data, receiver)?;
             data = &data[used..];
@@ -150,7 +154,11 @@ impl Reader {
         }
     }
 
-    fn next_state(&mut self, header: &[u8], receiver: &mut impl Receiver) -> Result<State, FileError> {
+    fn next_state(
+        &mut self,
+        header: &[u8],
+        receiver: &mut impl Receiver,
+    ) -> Result<State, FileError> {
         if header.iter().all(|byte| *byte == 0) {
             return Ok(State::Ended);
         }
@@ -268,7 +276,8 @@ fn number(field: &[u8]) -> Result<i64, FileError> {
     if first & 0x80 != 0 {
         let negative = first & 0x40 != 0;
         let start = if negative { i128::from(*first) - 256 } else { i128::from(first & 0x3f) };
-        let value = rest.iter().fold(start, |value, byte| value.saturating_mul(256) | i128::from(*byte));
+        let value =
+            rest.iter().fold(start, |value, byte| value.saturating_mul(256) | i128::from(*byte));
         return i64::try_from(value).map_err(|_| invalid());
     }
     let digits = field.split(|byte| matches!(byte, 0 | b' ')).find(|part| !part.is_empty());
@@ -278,7 +287,8 @@ fn number(field: &[u8]) -> Result<i64, FileError> {
 
 /// The sum of all bytes of a header but its checksum.
 pub(super) fn sum(header: &[u8]) -> i64 {
-    let counted = |(at, byte): (usize, &u8)| i64::from(if CHECKSUM.contains(&at) { b' ' } else { *byte });
+    let counted =
+        |(at, byte): (usize, &u8)| i64::from(if CHECKSUM.contains(&at) { b' ' } else { *byte });
     header.iter().enumerate().map(counted).sum()
 }
 
@@ -363,7 +373,14 @@ mod tests {
     }
 
     fn member(name: &[u8], link: &[u8], kind: Kind, size: u64) -> Member {
-        Member { name: name.to_vec(), link: link.to_vec(), kind, size, mode: 0o640, modified: 1_700_000_000 }
+        Member {
+            name: name.to_vec(),
+            link: link.to_vec(),
+            kind,
+            size,
+            mode: 0o640,
+            modified: 1_700_000_000,
+        }
     }
 
     #[test]
@@ -405,7 +422,11 @@ mod tests {
         }
         assert_eq!(number(&[0xff; 12]), Ok(-1));
         assert_eq!(number(b" 644 \0"), Ok(0o644));
-        assert!(number(&[0x80 | 0x3f; 12]).is_err() && number(b"9\0").is_err() && number(b"-1\0").is_err());
+        assert!(
+            number(&[0x80 | 0x3f; 12]).is_err()
+                && number(b"9\0").is_err()
+                && number(b"-1\0").is_err()
+        );
     }
 
     #[test]
@@ -416,9 +437,16 @@ mod tests {
         };
         let good = records("12 path=a/b\n20 mtime=1500000000\n").unwrap();
         assert_eq!((good.name.as_deref(), good.modified), (Some(&b"a/b"[..]), Some(1_500_000_000)));
-        for bad in
-            ["", "x", "5 a=b\n", "99 path=a\n", "3 \n", "0 a=b\n", "9 size=-1\n", "22 GNU.sparse.major=1\n"]
-        {
+        for bad in [
+            "",
+            "x",
+            "5 a=b\n",
+            "99 path=a\n",
+            "3 \n",
+            "0 a=b\n",
+            "9 size=-1\n",
+            "22 GNU.sparse.major=1\n",
+        ] {
             assert_eq!(records(bad).is_err(), !bad.is_empty(), "{bad:?}");
         }
         let mut out = Vec::new();

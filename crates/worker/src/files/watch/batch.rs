@@ -58,10 +58,15 @@ impl Batch {
         self.events.push(FileEvent { kind: kind.into(), path, previous_path, time: now() });
     }
 
-    /// The messages with all events. An overflow comes last: what a listing shows after it is complete.
+    /// The messages with all events. An overflow comes last: what a listing shows after it is
+    /// complete.
     pub(super) fn into_messages(mut self) -> Vec<WatchFilesResponse> {
         if self.has_lost {
-            self.events.push(FileEvent { kind: Kind::Overflow.into(), time: now(), ..FileEvent::default() });
+            self.events.push(FileEvent {
+                kind: Kind::Overflow.into(),
+                time: now(),
+                ..FileEvent::default()
+            });
         }
         let mut messages: Vec<WatchFilesResponse> = Vec::new();
         let mut bytes = MESSAGE_BYTES;
@@ -119,7 +124,8 @@ mod tests {
     #[test]
     fn large_batch_ends_with_an_overflow() {
         let mut batch = Batch::default();
-        (0..MAX_EVENTS + 1).for_each(|number| batch.add(Kind::Created, Path::new(&number.to_string())));
+        (0..MAX_EVENTS + 1)
+            .for_each(|number| batch.add(Kind::Created, Path::new(&number.to_string())));
         let kinds = kinds(batch);
         assert_eq!(kinds.len(), MAX_EVENTS + 1);
         assert_eq!(kinds.last(), Some(&(Kind::Overflow, String::new())));
@@ -127,7 +133,10 @@ mod tests {
         (0..400).for_each(|number| batch.add(Kind::Created, Path::new(&format!("{number:04000}"))));
         let messages = batch.into_messages();
         assert_eq!(messages.len(), 4);
-        assert!(messages.iter().all(|message| message.events.len() <= 70), "a message is too large");
+        assert!(
+            messages.iter().all(|message| message.events.len() <= 70),
+            "a message is too large"
+        );
         assert!(Batch::default().into_messages().is_empty());
     }
 }

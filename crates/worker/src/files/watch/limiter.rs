@@ -1,5 +1,5 @@
-//! Limits watches: each holds an inotify instance and a queue in the kernel, and each directory a watch
-//! that keeps its inode in memory.
+//! Limits watches: each holds an inotify instance and a queue in the kernel, and each directory a
+//! watch that keeps its inode in memory.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -52,7 +52,12 @@ impl WatchLimiter {
             return None;
         }
         open.push(Held { tenant: tenant.to_owned(), session, directories: 0 });
-        Some(WatchPermit { limiter: self.clone(), tenant: tenant.to_owned(), session, directories: 0 })
+        Some(WatchPermit {
+            limiter: self.clone(),
+            tenant: tenant.to_owned(),
+            session,
+            directories: 0,
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Held>> {
@@ -65,8 +70,11 @@ impl WatchPermit {
     pub(super) fn try_set_directories(&mut self, directories: usize) -> bool {
         let mut open = self.limiter.lock();
         let all: usize = open.iter().map(|held| held.directories).sum();
-        let of_tenant: usize =
-            open.iter().filter(|held| held.tenant == self.tenant).map(|held| held.directories).sum();
+        let of_tenant: usize = open
+            .iter()
+            .filter(|held| held.tenant == self.tenant)
+            .map(|held| held.directories)
+            .sum();
         let more = directories.saturating_sub(self.directories);
         if directories > MAX_DIRECTORIES_PER_WATCH
             || of_tenant + more > MAX_DIRECTORIES_PER_TENANT
@@ -110,7 +118,9 @@ mod tests {
         assert_eq!(held.len(), MAX_WATCHES_PER_SESSION);
         held.extend(std::iter::from_fn(|| acquire("a", SessionId::generate())));
         assert_eq!(held.len(), MAX_WATCHES_PER_TENANT);
-        held.extend((0..).map_while(|n: usize| acquire(&(n / 10).to_string(), SessionId::generate())));
+        held.extend(
+            (0..).map_while(|n: usize| acquire(&(n / 10).to_string(), SessionId::generate())),
+        );
         assert_eq!(held.len(), MAX_WATCHES);
         drop(held);
         assert!(limiter.lock().is_empty());

@@ -1,5 +1,6 @@
-//! Finds the directories to watch. Each is opened from the top of the watch by its path, never through a
-//! link, and watched by its descriptor, so what a command swaps meanwhile cannot lead out.
+//! Finds the directories to watch. Each is opened from the top of the watch by its path, never
+//! through a link, and watched by its descriptor, so what a command swaps meanwhile cannot lead
+//! out.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -49,7 +50,9 @@ pub(super) fn watch(inotify: impl AsFd, directory: impl AsFd) -> Result<Descript
     match inotify::add_watch(inotify, proc_fd_path(directory), CHANGES) {
         // Not a full disk: the kernel has no watch left for this user.
         Err(Errno::NOSPC) => {
-            tracing::warn!("cannot watch a directory of a session; raise fs.inotify.max_user_watches");
+            tracing::warn!(
+                "cannot watch a directory of a session; raise fs.inotify.max_user_watches"
+            );
             Err(Reason::WatchLimit.into())
         }
         watched => Ok(watched?),
@@ -68,8 +71,8 @@ pub(super) struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// Watches a directory that is or was at this place, and those in it. Reports each file that it finds
-    /// there. Returns `false` if the directory is not there any more. Call it as the session.
+    /// Watches a directory that is or was at this place, and those in it. Reports each file that it
+    /// finds there. Returns `false` if the directory is not there any more. Call it as the session.
     pub(super) fn add(
         &mut self,
         above: Descriptor,
@@ -99,8 +102,8 @@ impl Scan<'_> {
         names.into_iter().try_for_each(|name| self.add(top, &name, |_| ()).map(drop))
     }
 
-    /// Watches the directory at this path; `None` if there is none to be watched. One that is watched
-    /// already gets its place.
+    /// Watches the directory at this path; `None` if there is none to be watched. One that is
+    /// watched already gets its place.
     fn watch_at(
         &mut self,
         path: &Path,
@@ -163,11 +166,17 @@ struct Watched {
     entry: Entry,
 }
 
-/// What was opened; `None` if it is gone, a link or a file by now, or not readable for the session's user.
+/// What was opened; `None` if it is gone, a link or a file by now, or not readable for the
+/// session's user.
 fn existing<T>(opened: Result<T, Errno>) -> Result<Option<T>, FileError> {
     match opened {
         Err(
-            Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::ACCESS | Errno::NAMETOOLONG,
+            Errno::NOENT
+            | Errno::NOTDIR
+            | Errno::LOOP
+            | Errno::XDEV
+            | Errno::ACCESS
+            | Errno::NAMETOOLONG,
         ) => Ok(None),
         opened => Ok(Some(opened?)),
     }

@@ -1,5 +1,5 @@
-//! The watched directories: which watch descriptor stands for which path. A renamed directory changes one
-//! entry, however much is in it. Pure.
+//! The watched directories: which watch descriptor stands for which path. A renamed directory
+//! changes one entry, however much is in it. Pure.
 
 use std::{
     collections::HashMap,
@@ -67,7 +67,8 @@ impl Tree {
             return;
         }
         self.leave_place(directory);
-        let node = self.nodes.entry(directory).or_insert(Node { place: None, children: HashMap::new() });
+        let node =
+            self.nodes.entry(directory).or_insert(Node { place: None, children: HashMap::new() });
         node.place = Some((above, name.to_owned()));
         if let Some(above) = self.nodes.get_mut(&above) {
             above.children.insert(name.to_owned(), directory);

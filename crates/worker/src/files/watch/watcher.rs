@@ -1,5 +1,5 @@
-//! One watch: reads the events of inotify and keeps the watched directories up to date. Methods without
-//! `async` block.
+//! One watch: reads the events of inotify and keeps the watched directories up to date. Methods
+//! without `async` block.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -99,7 +99,8 @@ impl Watcher {
         // A watch may last, and only reads: transactional runs need not wait for it.
         workspace.leave();
         let inotify = new_inotify()?;
-        let tree = Tree::new(workspace.as_session(|| scan::watch(inotify.get_ref(), &top))?, MAX_DEPTH);
+        let tree =
+            Tree::new(workspace.as_session(|| scan::watch(inotify.get_ref(), &top))?, MAX_DEPTH);
         let mut watcher = Self {
             workspace: Arc::new(workspace),
             inotify,
@@ -209,7 +210,9 @@ impl Watcher {
             return Ok(());
         }
         if event.directory == self.tree.top()
-            && event.flags.intersects(ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT)
+            && event
+                .flags
+                .intersects(ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT)
         {
             return Err(Reason::FileChanged.into());
         }
@@ -229,9 +232,9 @@ impl Watcher {
 
     fn handle_named(&mut self, event: Event, path: PathBuf) -> Result<(), FileError> {
         let is_directory = event.flags.contains(ReadFlags::ISDIR);
-        let moved = self
-            .moved
-            .take_if(|moved| event.flags.contains(ReadFlags::MOVED_TO) && moved.cookie == event.cookie);
+        let moved = self.moved.take_if(|moved| {
+            event.flags.contains(ReadFlags::MOVED_TO) && moved.cookie == event.cookie
+        });
         if let Some(moved) = moved {
             return self.rename(&moved, &event, &path);
         }
@@ -284,8 +287,8 @@ impl Watcher {
         }
     }
 
-    /// Watches a directory that has appeared. What was created in it before is reported. Returns whether
-    /// it is there.
+    /// Watches a directory that has appeared. What was created in it before is reported. Returns
+    /// whether it is there.
     fn add_directory(&mut self, above: Descriptor, name: &OsStr) -> Result<bool, FileError> {
         if !self.is_recursive {
             return Ok(true);
@@ -371,6 +374,7 @@ fn new_inotify() -> Result<Arc<AsyncFd<OwnedFd>>, FileError> {
         }
         inotify => inotify?,
     };
-    let inotify = AsyncFd::try_with_interest(inotify, Interest::READABLE).map_err(io::Error::from)?;
+    let inotify =
+        AsyncFd::try_with_interest(inotify, Interest::READABLE).map_err(io::Error::from)?;
     Ok(Arc::new(inotify))
 }

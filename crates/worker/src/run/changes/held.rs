@@ -1,7 +1,7 @@
 //! Changes that wait for a decision: stores it under the lease and carries it out.
 //!
-//! The store has the decision before any file is moved, so the next holder of the session finishes what
-//! this worker began. Nothing else uses the workspace meanwhile.
+//! The store has the decision before any file is moved, so the next holder of the session finishes
+//! what this worker began. Nothing else uses the workspace meanwhile.
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,8 +39,9 @@ pub(crate) enum NotDecided {
 }
 
 impl Decider {
-    /// Decides about the changes that a session holds. Does nothing if it holds none of this run: the
-    /// store has what became of them. In a task, since a caller that leaves must not interrupt it.
+    /// Decides about the changes that a session holds. Does nothing if it holds none of this run:
+    /// the store has what became of them. In a task, since a caller that leaves must not interrupt
+    /// it.
     pub(crate) async fn decide(
         self: &Arc<Self>,
         decision: ChangesDecision,
@@ -61,7 +62,11 @@ impl Decider {
         }
     }
 
-    async fn decide_alone(&self, decision: ChangesDecision, epoch: LeaseEpoch) -> Result<(), NotDecided> {
+    async fn decide_alone(
+        &self,
+        decision: ChangesDecision,
+        epoch: LeaseEpoch,
+    ) -> Result<(), NotDecided> {
         let session = decision.session;
         let alone = self.core.sessions.workspace(session).write_owned();
         let _alone = timeout(MAX_WAIT, alone).await.map_err(|_| NotDecided::Busy)?;
@@ -71,7 +76,8 @@ impl Decider {
         {
             return Err(NotDecided::NotHeld);
         }
-        let Some(hold) = self.core.sessions.hold(session).filter(|hold| hold.run == decision.run) else {
+        let Some(hold) = self.core.sessions.hold(session).filter(|hold| hold.run == decision.run)
+        else {
             return Ok(());
         };
         fault::point("decide");
@@ -99,8 +105,8 @@ impl Decider {
     }
 }
 
-/// Applies changes that the store has as applied. Retries until `stop`: nothing may see a part of them.
-/// Returns whether all are applied.
+/// Applies changes that the store has as applied. Retries until `stop`: nothing may see a part of
+/// them. Returns whether all are applied.
 pub(crate) async fn apply_until(transaction: Transaction, stop: impl Future<Output = ()>) -> bool {
     let mut stop = std::pin::pin!(stop);
     loop {

@@ -1,14 +1,16 @@
 //! Transactional runs: who may use the workspace, and what becomes of the changes.
 //!
-//! In order: the sandbox is gone, the changes are listed and prepared, the run is committed, the changes
-//! are applied. The commit decides, under the lease's fence, so a worker without the lease never
-//! applies anything. See [`crate::workspace::transaction`].
+//! In order: the sandbox is gone, the changes are listed and prepared, the run is committed, the
+//! changes are applied. The commit decides, under the lease's fence, so a worker without the lease
+//! never applies anything. See [`crate::workspace::transaction`].
 
 use std::{io, time::Duration};
 
 use codelia_policy::Plan;
 use codelia_telemetry::task;
-use codelia_types::{Changes, ChangesState, Outcome, Reason, Refusal, RunId, RunResult, TransactionMode};
+use codelia_types::{
+    Changes, ChangesState, Outcome, Reason, Refusal, RunId, RunResult, TransactionMode,
+};
 use tokio::{
     sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard},
     task::spawn_blocking,
@@ -44,7 +46,10 @@ pub(crate) enum WorkspaceUse {
 
 impl Executor {
     /// Waits until the run may use the workspace. `None` if it is not to start any more.
-    pub(crate) async fn enter_workspace(&self, run: &ActiveRun) -> Result<Option<WorkspaceUse>, Denial> {
+    pub(crate) async fn enter_workspace(
+        &self,
+        run: &ActiveRun,
+    ) -> Result<Option<WorkspaceUse>, Denial> {
         let lock = self.core.sessions.workspace(run.assigned.session);
         let is_alone = run.assigned.spec.transaction.is_some();
         let enter = async {
@@ -77,7 +82,11 @@ impl Executor {
     }
 
     /// The plan with a directory for the changes, if the run is transactional.
-    pub(crate) async fn with_transaction(&self, run: &ActiveRun, plan: Plan) -> Result<Plan, Denial> {
+    pub(crate) async fn with_transaction(
+        &self,
+        run: &ActiveRun,
+        plan: Plan,
+    ) -> Result<Plan, Denial> {
         let Some(transaction) = self.transaction(run) else { return Ok(plan) };
         let plan = plan.with_transaction(&transaction.layer());
         file_work(move || transaction.create()).await.map_err(|error| failed(&error))?;
@@ -114,7 +123,9 @@ impl Executor {
         });
         let prepared = prepared.await.map_err(io::Error::from).map_err(ScanError::from).flatten();
         let report = match (prepared, kept) {
-            (Ok(changes), Some(state)) => return Ok(report.with_changes(Changes { state, ..changes })),
+            (Ok(changes), Some(state)) => {
+                return Ok(report.with_changes(Changes { state, ..changes }));
+            }
             (Ok(changes), None) => report.with_changes(changes),
             (Err(error), _) => {
                 tracing::warn!(
@@ -129,11 +140,12 @@ impl Executor {
         Ok(report)
     }
 
-    /// Applies the changes of a committed run, or has its session hold them. If this worker loses the
-    /// session first, its next holder does.
+    /// Applies the changes of a committed run, or has its session hold them. If this worker loses
+    /// the session first, its next holder does.
     pub(crate) async fn apply_changes(&self, run: &ActiveRun, result: &RunResult) {
         let Some(transaction) = self.transaction(run) else { return };
-        match (result.changes.as_ref().map(|changes| changes.state), run.assigned.spec.transaction) {
+        match (result.changes.as_ref().map(|changes| changes.state), run.assigned.spec.transaction)
+        {
             (Some(ChangesState::Applied), _) => {
                 let stop = async {
                     tokio::select! {
@@ -152,11 +164,12 @@ impl Executor {
         }
     }
 
-    /// Drops prepared changes of a run that this worker could not commit, if it still has the lease and
-    /// the store has another result. Without the lease, they are the next holder's.
+    /// Drops prepared changes of a run that this worker could not commit, if it still has the lease
+    /// and the store has another result. Without the lease, they are the next holder's.
     pub(crate) async fn resolve_changes(&self, run: &ActiveRun) {
         let Some(transaction) = self.transaction(run) else { return };
-        let stored = self.core.store.run_changes_state_any_tenant(run.id(), run.assigned.epoch).await;
+        let stored =
+            self.core.store.run_changes_state_any_tenant(run.id(), run.assigned.epoch).await;
         if !run.fence.is_cancelled() && matches!(stored, Ok(Some(ChangesState::Dropped))) {
             drop_changes(transaction).await;
         }
@@ -169,7 +182,8 @@ impl Executor {
 }
 
 fn session_busy(is_alone: bool, user: Option<RunId>) -> Denial {
-    let user = user.map_or_else(|| "another run or file call".to_owned(), |run| format!("run {run}"));
+    let user =
+        user.map_or_else(|| "another run or file call".to_owned(), |run| format!("run {run}"));
     let message = if is_alone {
         format!("a transactional run is alone in its session, and {user} did not end in time")
     } else {
@@ -198,13 +212,15 @@ fn unapplied(error: &ScanError) -> Outcome {
     }
 }
 
-/// Drops changes. If that fails, the next holder of the session does: they are not prepared, or their
-/// run is not committed.
+/// Drops changes. If that fails, the next holder of the session does: they are not prepared, or
+/// their run is not committed.
 pub(crate) async fn drop_changes(transaction: Transaction) {
     let discarded = transaction.clone();
     match file_work(move || discarded.discard()).await {
         Ok(()) => remove_in_background(transaction),
-        Err(error) => tracing::error!(error = &error as &dyn std::error::Error, "cannot drop the changes"),
+        Err(error) => {
+            tracing::error!(error = &error as &dyn std::error::Error, "cannot drop the changes")
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! The output of one run in memory: what is not flushed yet, a window of what is, and a window of the
-//! output after the limit, which is never stored. Pure: no clock, no I/O, no task.
+//! The output of one run in memory: what is not flushed yet, a window of what is, and a window of
+//! the output after the limit, which is never stored. Pure: no clock, no I/O, no task.
 
 use std::collections::VecDeque;
 
@@ -243,7 +243,8 @@ impl OutputBuffer {
         self.followers.iter().map(|(_, position)| *position).min().unwrap_or(i64::MAX)
     }
 
-    /// Waits for no follower any longer, and keeps at most `keep` bytes of the output after the limit.
+    /// Waits for no follower any longer, and keeps at most `keep` bytes of the output after the
+    /// limit.
     pub(crate) fn release_followers(&mut self, keep: usize) {
         self.followers.clear();
         self.live_window = keep;
@@ -288,7 +289,10 @@ fn join<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Vec<OutputChunk> {
     let mut rows: Vec<OutputChunk> = Vec::new();
     for piece in pieces {
         match rows.last_mut() {
-            Some(row) if row.stream == piece.stream && row.data.len() + piece.data.len() <= MAX_ROW_BYTES => {
+            Some(row)
+                if row.stream == piece.stream
+                    && row.data.len() + piece.data.len() <= MAX_ROW_BYTES =>
+            {
                 row.data.extend_from_slice(&piece.data);
             }
             _ => rows.push(OutputChunk {

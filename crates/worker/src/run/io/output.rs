@@ -54,15 +54,16 @@ impl OutputLog {
         }
     }
 
-    /// Adds what was read, and returns how much it is with all before. What exceeds the limit is not
-    /// stored.
+    /// Adds what was read, and returns how much it is with all before. What exceeds the limit is
+    /// not stored.
     pub(crate) fn append(&self, stream: OutputStream, data: Bytes) -> i64 {
         let (due, written) = {
             let mut buffer = self.lock();
             let before = buffer.unflushed_cost;
             buffer.append(stream, data);
             let after = buffer.unflushed_cost;
-            let due = after > before && (before == 0 || (before < FLUSH_BYTES && after >= FLUSH_BYTES));
+            let due =
+                after > before && (before == 0 || (before < FLUSH_BYTES && after >= FLUSH_BYTES));
             (due, buffer.totals().written)
         };
         if due {
@@ -268,7 +269,8 @@ mod tests {
         assert_eq!(log.read(7), piece(7, OutputStream::Stdout, 6, "8"));
         assert_eq!(log.read(8), Found::End { truncated: true, closed: false });
         assert_eq!(read_all(&log, 0), b"12345678");
-        let stored: Vec<u8> = log.unflushed().chunks.into_iter().flat_map(|chunk| chunk.data).collect();
+        let stored: Vec<u8> =
+            log.unflushed().chunks.into_iter().flat_map(|chunk| chunk.data).collect();
         assert_eq!(stored, b"12345");
     }
 
@@ -286,7 +288,10 @@ mod tests {
     fn unfollowed_output_over_limit_is_bounded_and_lost() {
         let log = OutputLog::new(4);
         for _ in 0..100 {
-            assert!(log.room().now_or_never().is_some(), "without a follower the command never waits");
+            assert!(
+                log.room().now_or_never().is_some(),
+                "without a follower the command never waits"
+            );
             log.append(OutputStream::Stdout, Bytes::from(vec![7; 64 * 1024]));
         }
         let Found::Lost(start) = log.read(4) else { panic!("{:?}", log.read(4)) };
@@ -349,7 +354,10 @@ mod tests {
         log.flushed(&early);
         let left = log.unflushed();
         assert_eq!(left.chunks.len(), 1);
-        assert_eq!((left.chunks[0].position, left.chunks[0].data.as_slice()), (655_360, b"late".as_slice()));
+        assert_eq!(
+            (left.chunks[0].position, left.chunks[0].data.as_slice()),
+            (655_360, b"late".as_slice())
+        );
     }
 
     #[test]

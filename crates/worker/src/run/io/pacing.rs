@@ -97,7 +97,10 @@ mod tests {
     #[test]
     fn used_time_is_rounded_up_to_interval() {
         let mut policy = Policy::default();
-        assert_eq!(OutputPacing::of(&policy).round_up(Duration::from_millis(7)), Duration::from_millis(7));
+        assert_eq!(
+            OutputPacing::of(&policy).round_up(Duration::from_millis(7)),
+            Duration::from_millis(7)
+        );
         policy.resources.release_interval = Some(Duration::from_millis(100));
         for (used, expected) in [(0, 0), (1, 100), (100, 100), (101, 200)] {
             let rounded = OutputPacing::of(&policy).round_up(Duration::from_millis(used));

@@ -24,7 +24,8 @@ impl OutputRate {
 
     /// How long to wait before the next read, after this many bytes were read.
     pub(crate) fn delay_after(&mut self, bytes: usize, now: Instant) -> Duration {
-        let due = (now - self.at).as_nanos().saturating_mul(BYTES_PER_SECOND.into()) / 1_000_000_000;
+        let due =
+            (now - self.at).as_nanos().saturating_mul(BYTES_PER_SECOND.into()) / 1_000_000_000;
         let due = u64::try_from(due).unwrap_or(u64::MAX);
         self.ahead = self.ahead.saturating_sub(due).saturating_add(bytes as u64);
         self.at = now;
@@ -71,8 +72,8 @@ mod tests {
     fn steady_output_below_the_rate_never_waits() {
         let begin = Instant::now();
         let mut rate = OutputRate::new(begin);
-        let step =
-            Duration::from_secs(1) * u32::try_from(CHUNK).unwrap() / u32::try_from(BYTES_PER_SECOND).unwrap();
+        let step = Duration::from_secs(1) * u32::try_from(CHUNK).unwrap()
+            / u32::try_from(BYTES_PER_SECOND).unwrap();
         for number in 1..100_000 {
             assert_eq!(rate.delay_after(CHUNK, begin + step * number), Duration::ZERO);
         }

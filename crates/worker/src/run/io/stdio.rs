@@ -44,7 +44,9 @@ impl Ends {
         // Unchecked: it is not a pipe, but is read, written and polled like one.
         let output = pipe::Receiver::from_owned_fd_unchecked(controller.try_clone()?)?;
         let stdin = match with_stdin {
-            true => Some(Writer::Terminal(pipe::Sender::from_owned_fd_unchecked(controller.try_clone()?)?)),
+            true => Some(Writer::Terminal(pipe::Sender::from_owned_fd_unchecked(
+                controller.try_clone()?,
+            )?)),
             false => None,
         };
         let outputs = vec![(OutputStream::Stdout, Reader::new(output))];

@@ -52,12 +52,20 @@ impl Streams {
         Self {
             pacing,
             readers: task::background("read output", async move {
-                join_all(outputs.into_iter().map(|(stream, reader)| copy(reader, stream, &writing, pacing)))
-                    .await;
+                join_all(
+                    outputs
+                        .into_iter()
+                        .map(|(stream, reader)| copy(reader, stream, &writing, pacing)),
+                )
+                .await;
             }),
-            flusher: task::background("flush output", flush(store.clone(), run.clone(), stop.clone())),
+            flusher: task::background(
+                "flush output",
+                flush(store.clone(), run.clone(), stop.clone()),
+            ),
             stop,
-            writer: stdin.map(|(writer, input)| task::background("write input", feed(writer, input))),
+            writer: stdin
+                .map(|(writer, input)| task::background("write input", feed(writer, input))),
         }
     }
 
@@ -83,7 +91,11 @@ impl Streams {
 async fn copy(mut reader: Reader, stream: OutputStream, run: &ActiveRun, pacing: OutputPacing) {
     let append = |data| {
         let written = run.output.append(stream, data).unsigned_abs();
-        run.near_limits.check(Resource::OutputBytes, written, run.assigned.spec.limits.output_bytes);
+        run.near_limits.check(
+            Resource::OutputBytes,
+            written,
+            run.assigned.spec.limits.output_bytes,
+        );
     };
     let mut rate = OutputRate::new(Instant::now());
     loop {

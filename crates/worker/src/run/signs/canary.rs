@@ -1,5 +1,5 @@
-//! Answers to canary files that were opened. The watch names the session: all its runs of the moment are
-//! answerable.
+//! Answers to canary files that were opened. The watch names the session: all its runs of the
+//! moment are answerable.
 
 use std::sync::{Arc, atomic::Ordering};
 

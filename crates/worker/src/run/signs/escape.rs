@@ -1,5 +1,5 @@
-//! Signs that a command tries to leave its sandbox: collected while it runs, with what the processes of
-//! the sandbox are at the first one, and recorded with its result.
+//! Signs that a command tries to leave its sandbox: collected while it runs, with what the
+//! processes of the sandbox are at the first one, and recorded with its result.
 //!
 //! Nearly everything that is a sign was blocked already. The response is the operator's choice.
 
@@ -127,7 +127,12 @@ pub(crate) async fn respond(run: &ActiveRun, options: &EscapeOptions, indicator:
 async fn processes(run: &ActiveRun) -> Option<Vec<ListedProcess>> {
     let listing = async {
         // A command may be faster than the answer to its launch.
-        run.phase.subscribe().wait_for(|phase| !matches!(phase, Phase::Assigned)).await.ok().map(drop)?;
+        run.phase
+            .subscribe()
+            .wait_for(|phase| !matches!(phase, Phase::Assigned))
+            .await
+            .ok()
+            .map(drop)?;
         let reader = run.meter.get()?.reader.clone()?;
         spawn_blocking(move || reader.processes(MAX_PROCESSES)).await.ok()?.ok()?
     };
@@ -194,15 +199,19 @@ impl EscapeLog {
         self.lock().indicators.is_empty()
     }
 
-    /// The events that record the attempt, with the trace. The store quarantines the tool and the session
-    /// and queues the alert with the first one.
+    /// The events that record the attempt, with the trace. The store quarantines the tool and the
+    /// session and queues the alert with the first one.
     pub(crate) fn events(&self, options: &EscapeOptions, parts: TraceParts<'_>) -> Vec<EventBody> {
         let seen = self.lock();
-        let Some((worst, _)) = seen.indicators.iter().max_by_key(|(indicator, _)| indicator.severity) else {
+        let Some((worst, _)) =
+            seen.indicators.iter().max_by_key(|(indicator, _)| indicator.severity)
+        else {
             return Vec::new();
         };
-        let EscapeResponse { terminate, quarantine_tool, quarantine_session, alert } = seen.response;
-        let reason = format!("{} ({})", worst.description, worst.severity.as_str()).replace('\0', "\u{fffd}");
+        let EscapeResponse { terminate, quarantine_tool, quarantine_session, alert } =
+            seen.response;
+        let reason = format!("{} ({})", worst.description, worst.severity.as_str())
+            .replace('\0', "\u{fffd}");
         let tool = parts.spec.tool.as_ref().map(|tool| tool.id.as_str());
         let body = |kind, detail| EventBody { kind, field: None, detail };
         let attempt = body(
@@ -222,11 +231,11 @@ impl EscapeLog {
                 "trace": trace(parts, seen.processes.as_ref().and_then(Option::as_deref)),
             }),
         );
-        let tool = tool
-            .filter(|_| quarantine_tool)
-            .map(|tool| body(EventKind::ToolQuarantined, json!({ "tool": tool, "reason": reason })));
-        let session =
-            quarantine_session.then(|| body(EventKind::SessionQuarantined, json!({ "reason": reason })));
+        let tool = tool.filter(|_| quarantine_tool).map(|tool| {
+            body(EventKind::ToolQuarantined, json!({ "tool": tool, "reason": reason }))
+        });
+        let session = quarantine_session
+            .then(|| body(EventKind::SessionQuarantined, json!({ "reason": reason })));
         [Some(attempt), tool, session].into_iter().flatten().collect()
     }
 }

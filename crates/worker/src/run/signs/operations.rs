@@ -14,8 +14,8 @@ use crate::run::io::pacing::OutputPacing;
 const MAX_IN_EVENT: usize = 100;
 const MAX_TEXT_IN_EVENT: usize = 8 * 1024;
 
-/// The events: what was kept, then one for each suspicious pattern. `webhook` has the store queue an alert
-/// for these.
+/// The events: what was kept, then one for each suspicious pattern. `webhook` has the store queue
+/// an alert for these.
 pub(crate) fn events(
     operations: &Operations,
     started_at: Instant,
@@ -29,7 +29,8 @@ pub(crate) fn events(
     let parts = parts(&operations.kept);
     let count = parts.len();
     let logged = parts.into_iter().enumerate().map(|(index, part)| {
-        let listed: Vec<_> = part.iter().map(|operation| to_json(operation, time(operation))).collect();
+        let listed: Vec<_> =
+            part.iter().map(|operation| to_json(operation, time(operation))).collect();
         let mut detail = json!({ "part": index + 1, "parts": count, "operations": listed });
         if index == 0 {
             detail["totals"] = json!(operations.totals);
@@ -51,7 +52,11 @@ fn parts(operations: &[Operation]) -> Vec<&[Operation]> {
     loop {
         let mut text = 0;
         let fits = |operation: &&Operation| {
-            text += [&operation.path, &operation.to].into_iter().flatten().map(String::len).sum::<usize>();
+            text += [&operation.path, &operation.to]
+                .into_iter()
+                .flatten()
+                .map(String::len)
+                .sum::<usize>();
             text <= MAX_TEXT_IN_EVENT
         };
         let length = rest.iter().take(MAX_IN_EVENT).take_while(fits).count().max(1).min(rest.len());

@@ -39,14 +39,18 @@ struct Layout {
 struct Limited {
     path: PathBuf,
     max_bytes: u64,
-    /// What it had at the last measurement, if it was over its limit when the command started: a command
-    /// may remove files there.
+    /// What it had at the last measurement, if it was over its limit when the command started: a
+    /// command may remove files there.
     full: Option<u64>,
 }
 
 impl Limited {
     fn of(directory: &LayoutDirectory) -> Option<Self> {
-        directory.max_bytes.map(|max_bytes| Self { path: directory.path.clone(), max_bytes, full: None })
+        directory.max_bytes.map(|max_bytes| Self {
+            path: directory.path.clone(),
+            max_bytes,
+            full: None,
+        })
     }
 
     /// Whether it is over its limit: since the command started, or more than before.
@@ -112,7 +116,10 @@ mod tests {
         write(&logs, 2 * MAX);
         assert!(limited.is_exceeded(temp.path(), false, &stop), "it grew over its limit");
         limited.full = None;
-        assert!(!limited.is_exceeded(temp.path(), true, &stop), "it was over when the command started");
+        assert!(
+            !limited.is_exceeded(temp.path(), true, &stop),
+            "it was over when the command started"
+        );
         assert!(!limited.is_exceeded(temp.path(), false, &stop), "it stays as it is");
         write(&logs, MAX);
         assert!(limited.is_exceeded(temp.path(), false, &stop), "it grew");

@@ -14,8 +14,8 @@ use crate::disk::WatchedRun;
 
 /// A limit of a command that is measured for as long as this lives.
 pub(crate) trait LimitWatch: Debug + Send + Sync {
-    /// Waits until the limit is exceeded, and returns the name of its resource. The command is killed then.
-    /// May be called again: a limit that was exceeded stays so.
+    /// Waits until the limit is exceeded, and returns the name of its resource. The command is
+    /// killed then. May be called again: a limit that was exceeded stays so.
     fn exceeded(&self) -> BoxFuture<'_, &'static str>;
 }
 

@@ -46,8 +46,8 @@ pub(crate) struct SizeWatch {
 }
 
 impl SizeWatch {
-    /// Calls `measure` again and again until it finds something too large. It may block, and should return
-    /// soon when its argument becomes true.
+    /// Calls `measure` again and again until it finds something too large. It may block, and should
+    /// return soon when its argument becomes true.
     pub(crate) fn start<F>(name: &'static str, resource: &'static str, measure: F) -> Self
     where
         F: FnMut(&AtomicBool) -> Sizes + Send + 'static,

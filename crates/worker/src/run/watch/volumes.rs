@@ -1,5 +1,5 @@
-//! The volumes of a run: finds their directories, watches their size while the command may write, and
-//! measures them when it has ended.
+//! The volumes of a run: finds their directories, watches their size while the command may write,
+//! and measures them when it has ended.
 
 use std::{collections::BTreeMap, io, path::PathBuf, sync::atomic::AtomicBool};
 
@@ -43,7 +43,8 @@ pub(crate) fn watch(written: &[WrittenVolume]) -> Option<SizeWatch> {
         return None;
     }
     let written = written.to_vec();
-    let is_over = |volume: &WrittenVolume| measure(volume).is_some_and(|bytes| bytes > volume.max_bytes);
+    let is_over =
+        |volume: &WrittenVolume| measure(volume).is_some_and(|bytes| bytes > volume.max_bytes);
     let sizes = move |_: &AtomicBool| {
         if written.iter().any(is_over) { Sizes::Exceeded } else { Sizes::Below }
     };
@@ -53,7 +54,9 @@ pub(crate) fn watch(written: &[WrittenVolume]) -> Option<SizeWatch> {
 /// Blocking. The size of a volume; `None` if it cannot be read.
 fn measure(volume: &WrittenVolume) -> Option<u64> {
     let measured = volumes::measure(&volume.directory);
-    measured.inspect_err(|error| tracing::warn!(volume = %volume.id, %error, "cannot measure a volume")).ok()
+    measured
+        .inspect_err(|error| tracing::warn!(volume = %volume.id, %error, "cannot measure a volume"))
+        .ok()
 }
 
 impl Executor {
@@ -65,7 +68,8 @@ impl Executor {
             return Ok(found);
         }
         let (session, root) = (run.assigned.session, self.core.root.id);
-        let used = retry_until_fenced("use volumes", run, || self.core.store.volume_use(session, root));
+        let used =
+            retry_until_fenced("use volumes", run, || self.core.store.volume_use(session, root));
         let used = used.await.map_err(NoResult::from)?;
         for one in wanted {
             let Some(mounted) = used.iter().find(|mounted| mounted.name == one.name) else {
@@ -92,18 +96,25 @@ impl Executor {
         created.map_err(io::Error::from).flatten().map_err(|error| failed(&error).into())
     }
 
-    /// Records the sizes of volumes that a command could write to. Returns the outcome, which is the limit if
-    /// one is too large.
-    pub(crate) async fn measure_volumes(&self, written: &[WrittenVolume], outcome: Outcome) -> Outcome {
+    /// Records the sizes of volumes that a command could write to. Returns the outcome, which is
+    /// the limit if one is too large.
+    pub(crate) async fn measure_volumes(
+        &self,
+        written: &[WrittenVolume],
+        outcome: Outcome,
+    ) -> Outcome {
         let mut outcome = outcome;
         for volume in written {
             let (id, measured) = (volume.id, volume.clone());
-            let Ok(Some(bytes)) = spawn_blocking(move || measure(&measured)).await else { continue };
+            let Ok(Some(bytes)) = spawn_blocking(move || measure(&measured)).await else {
+                continue;
+            };
             if bytes > volume.max_bytes {
                 outcome = Outcome::Limit(VOLUME_BYTES.to_owned());
             }
             // The next run records it.
-            if let Err(error) = self.core.store.volume_measured(id, self.core.root.id, bytes).await {
+            if let Err(error) = self.core.store.volume_measured(id, self.core.root.id, bytes).await
+            {
                 tracing::warn!(volume = %id, %error, "cannot record the size of a volume");
             }
         }

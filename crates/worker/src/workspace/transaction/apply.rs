@@ -8,8 +8,8 @@ use std::{ffi::CStr, io};
 use rustix::{
     fd::{AsRawFd, OwnedFd},
     fs::{
-        AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, chmod, fchmod, fchown, fstat,
-        futimens, mkdirat, openat, renameat, unlinkat,
+        AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, chmod, fchmod,
+        fchown, fstat, futimens, mkdirat, openat, renameat, unlinkat,
     },
 };
 use uuid::Uuid;
@@ -60,20 +60,28 @@ impl Apply<'_> {
         self.step(|| renameat(upper, name, lower, name))
     }
 
-    fn directory(&self, upper: &OwnedFd, lower: &OwnedFd, name: &CStr, depth: usize) -> io::Result<()> {
+    fn directory(
+        &self,
+        upper: &OwnedFd,
+        lower: &OwnedFd,
+        name: &CStr,
+        depth: usize,
+    ) -> io::Result<()> {
         let directory = openat(upper, name, DIRECTORY, Mode::empty())?;
         let old = status(lower, name)?;
         let is_directory = old.is_some_and(|old| kind(&old) == FileType::Directory);
         if is_directory && !attributes::is_opaque(&directory)? {
             return self.merge_into(upper, &directory, lower, name, depth);
         }
-        // In this order: without its mark it would be merged, so nothing may be left to merge it with.
+        // In this order: without its mark it would be merged, so nothing may be left to merge it
+        // with.
         self.remove(lower, name)?;
         self.step_io(|| attributes::strip(upper, name, false))?;
         if attributes::remembered_mode(&directory)?.is_none() {
             return self.step(|| renameat(upper, name, lower, name));
         }
-        // Its mode would forbid its owner to move it, so a new one takes its entries and then its mode.
+        // Its mode would forbid its owner to move it, so a new one takes its entries and then its
+        // mode.
         self.step(|| mkdirat(lower, name, Mode::RWXU))?;
         self.merge_into(upper, &directory, lower, name, depth)
     }
@@ -129,7 +137,10 @@ impl Apply<'_> {
         }
         let mode = attributes::remembered_mode(upper)?.unwrap_or(stat.st_mode & 0o7777);
         self.step(|| fchmod(lower, Mode::from_raw_mode(mode)))?;
-        let time = |seconds, nanos: u64| Timespec { tv_sec: seconds, tv_nsec: nanos.try_into().unwrap_or(0) };
+        let time = |seconds, nanos: u64| Timespec {
+            tv_sec: seconds,
+            tv_nsec: nanos.try_into().unwrap_or(0),
+        };
         let times = Timestamps {
             last_access: time(stat.st_atime, stat.st_atime_nsec),
             last_modification: time(stat.st_mtime, stat.st_mtime_nsec),

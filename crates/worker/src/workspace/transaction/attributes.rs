@@ -43,7 +43,8 @@ pub(super) fn is_opaque(directory: &impl AsFd) -> io::Result<bool> {
 pub(super) fn strip(directory: &impl AsFd, name: &CStr, keep_opaque: bool) -> io::Result<()> {
     let path = path(directory, name);
     let listed = list(|buffer| llistxattr(&path, buffer))?;
-    let is_ours = |name: &&CString| OVERLAY.iter().any(|prefix| name.to_bytes().starts_with(prefix));
+    let is_ours =
+        |name: &&CString| OVERLAY.iter().any(|prefix| name.to_bytes().starts_with(prefix));
     for name in listed.iter().filter(|name| is_ours(name)) {
         if !(keep_opaque && OPAQUE.contains(&name.as_c_str())) {
             remove(|| lremovexattr(&path, name.as_c_str()))?;
@@ -89,7 +90,8 @@ pub(super) fn copy(from: &impl AsFd, to: &impl AsFd) -> io::Result<()> {
 /// What the owner of a directory may set.
 fn is_copied(name: &CString) -> bool {
     let bytes = name.to_bytes();
-    let is_users = bytes.starts_with(b"user.") && !bytes.starts_with(OVERLAY[1]) && name.as_c_str() != MODE;
+    let is_users =
+        bytes.starts_with(b"user.") && !bytes.starts_with(OVERLAY[1]) && name.as_c_str() != MODE;
     is_users || bytes.starts_with(b"system.posix_acl_")
 }
 

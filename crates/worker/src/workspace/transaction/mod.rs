@@ -6,10 +6,11 @@
 //! - `replaced`, where directories wait that the changes replaced or removed;
 //! - `prepared`, a file that exists once the changes are complete and on the disk.
 //!
-//! The row of the run in the store decides. A worker prepares the changes, commits the run, and applies
-//! them. The next holder of the session finishes that ([`Transaction::find`]): it applies prepared
-//! changes if the row says so and drops all others, before anything else sees the workspace. Applying
-//! moves each change out of the layer, so a repeated call continues where the last one stopped.
+//! The row of the run in the store decides. A worker prepares the changes, commits the run, and
+//! applies them. The next holder of the session finishes that ([`Transaction::find`]): it applies
+//! prepared changes if the row says so and drops all others, before anything else sees the
+//! workspace. Applying moves each change out of the layer, so a repeated call continues where the
+//! last one stopped.
 
 mod apply;
 mod attributes;
@@ -25,7 +26,10 @@ use std::{
 use codelia_policy::transactions_dir;
 use codelia_types::{Changes, LeaseEpoch, RunId};
 use rustix::{
-    fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, openat, statat, syncfs},
+    fs::{
+        AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, openat, statat,
+        syncfs,
+    },
     io::Errno,
 };
 use uuid::Uuid;
@@ -70,7 +74,8 @@ impl Transaction {
                 let (run, epoch) = name.split_once('.')?;
                 Some((run.parse().ok()?, LeaseEpoch(epoch.parse().ok()?)))
             });
-            let unknown = || io::Error::new(ErrorKind::InvalidData, "not the name of a transaction");
+            let unknown =
+                || io::Error::new(ErrorKind::InvalidData, "not the name of a transaction");
             let (run, epoch) = parsed.ok_or_else(unknown)?;
             found.push(Self::new(run, epoch, workspace.to_owned(), trash.to_owned()));
         }
@@ -124,8 +129,8 @@ impl Transaction {
         self.path().join("prepared").try_exists()
     }
 
-    /// Applies prepared changes, or what is left of them. Nothing happens if that was done. Fails with
-    /// [`ErrorKind::WouldBlock`] while another worker does it.
+    /// Applies prepared changes, or what is left of them. Nothing happens if that was done. Fails
+    /// with [`ErrorKind::WouldBlock`] while another worker does it.
     pub(crate) fn apply(&self) -> io::Result<()> {
         let step = || {
             fault::point("apply");

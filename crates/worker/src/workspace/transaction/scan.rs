@@ -1,5 +1,5 @@
-//! Lists the changes in a layer and readies them for being applied: afterwards they have nothing of the
-//! overlay, except the mark of directories that replace others.
+//! Lists the changes in a layer and readies them for being applied: afterwards they have nothing of
+//! the overlay, except the mark of directories that replace others.
 //!
 //! The layer is hostile. Names are opened one at a time and no link is followed.
 
@@ -46,7 +46,8 @@ impl From<rustix::io::Errno> for ScanError {
 
 /// Lists the changes in the layer `upper`.
 pub(super) fn scan(upper: &OwnedFd, workspace: &OwnedFd) -> Result<Changes, ScanError> {
-    let mut scan = Scan { changes: Changes::none(ChangesState::Dropped), entries: 0, path: PathBuf::new() };
+    let mut scan =
+        Scan { changes: Changes::none(ChangesState::Dropped), entries: 0, path: PathBuf::new() };
     let whole = Directory { upper, lower: Some(workspace), is_moved: true, depth: 0 };
     scan.directory(&whole)?;
     attributes::strip(upper, c".", false)?;
@@ -125,11 +126,17 @@ impl Scan {
         let is_merged = old_directory.is_some() && !attributes::is_opaque(&directory)?;
         match (old_directory, lower) {
             (Some(old), Some(lower)) if is_merged => {
-                if (old.st_mode, old.st_uid, old.st_gid) != (stat.st_mode, stat.st_uid, stat.st_gid) {
+                if (old.st_mode, old.st_uid, old.st_gid) != (stat.st_mode, stat.st_uid, stat.st_gid)
+                {
                     self.add(ChangeKind::Changed, stat);
                 }
                 let lower = openat(lower, name, OFlags::PATH | DIRECTORY, Mode::empty())?;
-                self.directory(&Directory { upper: &directory, lower: Some(&lower), is_moved: true, depth })?;
+                self.directory(&Directory {
+                    upper: &directory,
+                    lower: Some(&lower),
+                    is_moved: true,
+                    depth,
+                })?;
             }
             _ => {
                 self.add(if old.is_some() { ChangeKind::Changed } else { ChangeKind::Added }, stat);
@@ -149,7 +156,9 @@ impl Scan {
 
     fn add(&mut self, kind: ChangeKind, stat: &Stat) {
         let (file, size) = match super::kind(stat) {
-            FileType::RegularFile => (ChangedFile::Regular, u64::try_from(stat.st_size).unwrap_or(0)),
+            FileType::RegularFile => {
+                (ChangedFile::Regular, u64::try_from(stat.st_size).unwrap_or(0))
+            }
             FileType::Directory => (ChangedFile::Directory, 0),
             FileType::Symlink => (ChangedFile::Symlink, 0),
             _ => (ChangedFile::Special, 0),

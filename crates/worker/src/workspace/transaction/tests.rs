@@ -1,4 +1,5 @@
-//! Changes as the kernel leaves them in a layer, made by hand: whiteouts, opaque directories, links.
+//! Changes as the kernel leaves them in a layer, made by hand: whiteouts, opaque directories,
+//! links.
 
 use std::{cell::Cell, collections::BTreeMap, os::unix::fs::symlink};
 
@@ -48,8 +49,10 @@ impl Fixture {
     /// Nothing but the workspace is left.
     fn assert_clean(&self) {
         self.transaction.empty_trash().unwrap();
-        let left: Vec<_> =
-            fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let left: Vec<_> = fs::read_dir(self.dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
         assert_eq!(left.len(), 2, "{left:?}");
         assert_eq!(fs::read_dir(self.dir.path().join("trash")).unwrap().count(), 0);
     }
@@ -85,7 +88,8 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
                 fs::read_to_string(&path).unwrap()
             };
             let mode = metadata.mode() & 0o7777;
-            found.insert(path.strip_prefix(root).unwrap().to_owned(), format!("{mode:o} {content}"));
+            found
+                .insert(path.strip_prefix(root).unwrap().to_owned(), format!("{mode:o} {content}"));
         }
     }
     found
@@ -94,7 +98,8 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
 /// A workspace, and changes of every kind.
 fn changed() -> Fixture {
     let fixture = Fixture::new();
-    for path in ["kept", "removed", "changed", "merged/kept", "merged/removed", "merged/deep/kept"] {
+    for path in ["kept", "removed", "changed", "merged/kept", "merged/removed", "merged/deep/kept"]
+    {
         write(&fixture.lower(path), "old");
     }
     for path in ["gone/a/b", "replaced/old", "becomes-file/x", "becomes-directory", "locked/old"] {
@@ -102,7 +107,9 @@ fn changed() -> Fixture {
     }
     set_mode(&fixture.lower("locked"), 0o555);
 
-    for path in ["changed", "added", "merged/added", "merged/deep/added", "replaced/new", "becomes-file"] {
+    for path in
+        ["changed", "added", "merged/added", "merged/deep/added", "replaced/new", "becomes-file"]
+    {
         write(&fixture.upper(path), "new");
     }
     for path in ["becomes-directory/y", "locked/new", "new/a/b", "read-only/a/b", "read-only/c"] {
@@ -128,8 +135,12 @@ fn changes_of_every_kind_are_listed_and_applied() {
     let changes = fixture.prepare();
     assert_eq!(changes.state, ChangesState::Dropped, "not decided yet");
     let listed = |kind| {
-        let mut paths: Vec<_> =
-            changes.entries.iter().filter(|change| change.kind == kind).map(|change| &*change.path).collect();
+        let mut paths: Vec<_> = changes
+            .entries
+            .iter()
+            .filter(|change| change.kind == kind)
+            .map(|change| &*change.path)
+            .collect();
         paths.sort_unstable();
         paths
     };
@@ -141,8 +152,11 @@ fn changes_of_every_kind_are_listed_and_applied() {
 
     fixture.transaction.apply().unwrap();
     let workspace = tree(&fixture.lower(""));
-    let text = |path: &str| workspace.get(Path::new(path)).map(|text| text.split_once(' ').unwrap().1);
-    for path in ["changed", "added", "replaced/new", "becomes-directory/y", "read-only/a/b", "hard-link"] {
+    let text =
+        |path: &str| workspace.get(Path::new(path)).map(|text| text.split_once(' ').unwrap().1);
+    for path in
+        ["changed", "added", "replaced/new", "becomes-directory/y", "read-only/a/b", "hard-link"]
+    {
         assert_eq!(text(path), Some("new"), "{path}");
     }
     for path in ["kept", "merged/kept", "merged/deep/kept", "locked/old"] {
@@ -240,8 +254,13 @@ fn links_out_of_the_workspace_are_not_followed() {
 #[test]
 fn device_and_depth_are_refused() {
     let fixture = Fixture::new();
-    let made =
-        mknodat(CWD, fixture.upper("zero"), FileType::CharacterDevice, Mode::RWXU, rustix::fs::makedev(1, 5));
+    let made = mknodat(
+        CWD,
+        fixture.upper("zero"),
+        FileType::CharacterDevice,
+        Mode::RWXU,
+        rustix::fs::makedev(1, 5),
+    );
     let missing = made.is_err().then_some("only root can create devices");
     if codelia_tests::available("root", missing) {
         assert!(matches!(fixture.transaction.scan(), Err(ScanError::Device)));
