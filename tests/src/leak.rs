@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::Result;
+use codelia_sys::process_id::ProcessId;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::eventually;
@@ -88,11 +89,11 @@ pub(crate) fn all_pids() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Returns control groups named `codelia…` whose creator is dead, in every hierarchy. Their names
-/// do not identify a test, so they are checked at the end of a whole test run.
+/// Returns the control groups that a dead process created, in every hierarchy. Those of processes that
+/// started before `since` belong to another installation on this host.
 #[must_use]
-pub fn abandoned_cgroups() -> BTreeSet<PathBuf> {
-    groups(is_abandoned)
+pub fn abandoned_cgroups(since: ProcessId) -> BTreeSet<PathBuf> {
+    groups(|name| is_abandoned(name, since))
 }
 
 /// Returns the control groups whose name matches, in every hierarchy.
@@ -111,15 +112,37 @@ pub(crate) fn groups(matches: impl Fn(&str) -> bool) -> BTreeSet<PathBuf> {
     found
 }
 
-/// Whether the process in the name of a `codelia` group no longer exists.
-fn is_abandoned(name: &str) -> bool {
-    let creator = name.split('-').find_map(|word| word.parse::<u32>().ok());
-    name.contains("codelia")
-        && creator.is_none_or(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+/// The groups of the program have the identity of their creator in their name, those of tests its pid
+/// at the end.
+fn is_abandoned(name: &str, since: ProcessId) -> bool {
+    let Some(rest) = name.strip_prefix("codelia-") else { return false };
+    if let Some(creator) = ProcessId::from_name_prefix(rest) {
+        return !creator.is_alive() && !creator.started_before(since);
+    }
+    let is_of_test = rest.starts_with("test-") || rest.starts_with("user-");
+    let creator = rest.rsplit('-').next().unwrap_or_default();
+    is_of_test && !Path::new("/proc").join(creator).exists()
 }
 
 /// Lists the workspaces of the sessions below a worker's root.
 pub(crate) fn session_directories(root: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(root.join("sessions"))?;
     Ok(entries.map(|entry| Ok(entry?.path().join("workspace"))).collect::<std::io::Result<_>>()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_of_other_installations_are_not_abandoned() {
+        let own = ProcessId::current().unwrap();
+        let dead = |start: &str| format!("codelia-{}-{start}-run", std::process::id());
+        assert!(is_abandoned(&dead(&u64::MAX.to_string()), own), "began later and is dead");
+        assert!(is_abandoned("codelia-user-399997-0", own));
+        let others = [dead("0"), format!("codelia-{own}-run"), "codelia.service".to_owned()];
+        for name in others {
+            assert!(!is_abandoned(&name, own), "{name}");
+        }
+    }
 }

@@ -41,6 +41,12 @@ impl ProcessId {
         start_ticks(self.pid) == Some(self.start_ticks)
     }
 
+    /// Whether the process started before the other one.
+    #[must_use]
+    pub fn started_before(self, other: Self) -> bool {
+        self.start_ticks < other.start_ticks
+    }
+
     /// Parses the identity at the beginning of a name, `{pid}-{start_ticks}-…`.
     #[must_use]
     pub fn from_name_prefix(name: &str) -> Option<Self> {

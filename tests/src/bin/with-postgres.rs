@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 use codelia_store::LocalPostgres;
-use codelia_sys::cgroup::Hierarchy;
+use codelia_sys::{cgroup::Hierarchy, process_id::ProcessId};
 use codelia_tests::{POSTGRES_URL, Scratch, abandoned_cgroups, run_wrapped};
 use sqlx::ConnectOptions;
 
@@ -18,14 +18,13 @@ async fn main() -> Result<ExitCode> {
     let server = LocalPostgres::start_throwaway(&scratch.join("postgres")).await?;
     let url = server.database("postgres").await?.to_url_lossy();
 
-    let before = abandoned_cgroups();
     let mut command = Command::new(program);
     command.args(arguments).env(POSTGRES_URL, url.as_str());
     let status = run_wrapped(command).await;
     server.stop().await?;
     let status = status?;
     Hierarchy::detect(&Default::default())?.remove_orphans()?;
-    let left: Vec<_> = abandoned_cgroups().difference(&before).cloned().collect();
+    let left = abandoned_cgroups(ProcessId::current()?);
     if !left.is_empty() {
         bail!("control groups left behind: {left:#?}");
     }

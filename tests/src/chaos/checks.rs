@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use codelia_sys::process_id::ProcessId;
 use sqlx::{
     Connection, PgConnection, Row,
     postgres::{PgRow, types::PgRange},
@@ -355,8 +356,10 @@ pub(crate) fn find_files(root: &Path, findings: &mut Findings) {
 /// Finds control groups and containers of workers that have exited.
 pub(crate) fn find_sandboxes(pids: &BTreeSet<u32>) -> Result<Vec<String>> {
     let is_ours = |name: &String| pids.iter().any(|pid| name.contains(&format!("codelia-{pid}-")));
-    let groups =
-        abandoned_cgroups().into_iter().map(|path| path.display().to_string()).filter(is_ours);
+    let groups = abandoned_cgroups(ProcessId::current()?)
+        .into_iter()
+        .map(|path| path.display().to_string())
+        .filter(is_ours);
     let exited: Vec<_> = pids.iter().copied().filter(|pid| !is_process(*pid)).collect();
     let containers =
         worker_containers(&exited)?.into_iter().map(|container| format!("container {container}"));
