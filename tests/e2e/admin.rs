@@ -21,7 +21,7 @@ fn key_request(parent: &str, scopes: &[Scope]) -> CreateKeyRequest {
 
 #[tokio::test]
 async fn call_without_valid_key_is_refused() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     for secret in
         ["", "cdl_", "nonsense", &format!("cdl_{}", "A".repeat(43)), &client.secret.to_uppercase()]

@@ -19,7 +19,7 @@ const STUBBORN: &str =
 
 #[tokio::test]
 async fn cancel_kills_tree_that_ignores_signals() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let mut exec = Exec::start(&client, shell(&session.name, STUBBORN)).await?;
@@ -45,7 +45,7 @@ async fn cancel_kills_tree_that_ignores_signals() -> Result<()> {
 
 #[tokio::test]
 async fn cancel_reason_is_stored_and_shown() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let mut exec = Exec::start(&client, shell(&session.name, "echo up; exec sleep 100")).await?;
@@ -70,7 +70,7 @@ async fn cancel_reason_is_stored_and_shown() -> Result<()> {
 
 #[tokio::test]
 async fn cancel_grace_decides_when_processes_die() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let script = "trap 'sleep 3; echo clean; exit 0' TERM; echo up; while :; do sleep 0.05; done";
@@ -100,7 +100,7 @@ async fn cancel_grace_decides_when_processes_die() -> Result<()> {
 
 #[tokio::test]
 async fn cli_kill_takes_reason_and_grace() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let run = client.start(shell(&session.name, "exec sleep 100")).await?;
@@ -114,7 +114,7 @@ async fn cli_kill_takes_reason_and_grace() -> Result<()> {
 
 #[tokio::test]
 async fn timeout_kills_the_run() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let limits = Limits {
@@ -131,7 +131,7 @@ async fn timeout_kills_the_run() -> Result<()> {
 
 #[tokio::test]
 async fn canceled_command_may_clean_up() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let script = "trap 'echo clean; exit 0' TERM; echo up; while :; do sleep 0.05; done";
@@ -151,7 +151,7 @@ async fn canceled_command_may_clean_up() -> Result<()> {
 
 #[tokio::test]
 async fn closing_session_ends_its_runs() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let mut exec = Exec::start(&client, shell(&session.name, "pwd; exec sleep 100")).await?;
@@ -167,7 +167,7 @@ const FIND_GROUP: &str = "group=$(sed -n 's/^[0-9]*:\\(cpu\\|.*,cpu\\)\\(,[^:]*\
 
 #[tokio::test]
 async fn long_running_command_gets_lower_cpu_weight() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     // The command exits when its group has an eighth of the default weight.
@@ -202,7 +202,7 @@ async fn cpu_idle_setting_applies_to_commands() -> Result<()> {
 
 #[tokio::test]
 async fn run_over_memory_limit_ends_as_oom() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let limits = Limits { memory_bytes: Some(64 << 20), ..Limits::default() };

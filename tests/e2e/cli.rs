@@ -13,7 +13,7 @@ async fn codelia(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Resu
 
 #[tokio::test]
 async fn run_passes_streams_and_exit_code() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let done =
         codelia(&cluster, &client, &["run", "--", "sh", "-c", "echo out; echo err >&2; exit 7"])
@@ -27,7 +27,7 @@ async fn run_passes_streams_and_exit_code() -> Result<()> {
 
 #[tokio::test]
 async fn exit_codes_reflect_the_outcome() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     for (arguments, code) in [
         (vec!["run", "--", "true"], 0),
@@ -50,7 +50,7 @@ async fn exit_codes_reflect_the_outcome() -> Result<()> {
 
 #[tokio::test]
 async fn canceled_run_exits_with_130() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let running = Process::finish(cluster.cli(&client, &["run", "--", "sleep", "100"]), b"");
     let cancel = async {
@@ -91,7 +91,7 @@ async fn json_output_is_only_the_run_record() -> Result<()> {
 
 #[tokio::test]
 async fn stdin_passes_through() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let text = "line\n".repeat(50_000);
     let done =
@@ -103,7 +103,7 @@ async fn stdin_passes_through() -> Result<()> {
 
 #[tokio::test]
 async fn session_keeps_files_between_runs() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let run = |arguments: Vec<&'static str>| {
         let (cluster, client) = (&cluster, &client);
@@ -122,7 +122,7 @@ async fn session_keeps_files_between_runs() -> Result<()> {
 
 #[tokio::test]
 async fn detached_run_can_be_listed_attached_killed() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     client
         .create(codelia_proto::v1::CreateSessionRequest {

@@ -8,7 +8,7 @@ use codelia_tests::{Cluster, Process, Program, Terminal};
 
 #[tokio::test]
 async fn bash_completes_sessions_and_files() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session =
         client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
@@ -45,7 +45,7 @@ async fn bash_completes_sessions_and_files() -> Result<()> {
 
 #[tokio::test]
 async fn completion_is_silent_if_the_server_fails() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
     let complete = async |endpoint: &str| {

@@ -34,7 +34,7 @@ pub(crate) async fn session_root(exec: &mut Exec) -> Result<String> {
 
 #[tokio::test]
 async fn streams_are_separate_and_exit_code_is_returned() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let seen = client.exec(&session.name, "printf out; printf err >&2; exit 7").await?;
@@ -54,7 +54,7 @@ async fn streams_are_separate_and_exit_code_is_returned() -> Result<()> {
 
 #[tokio::test]
 async fn stdin_and_stdout_are_binary_safe() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let every_byte: Vec<u8> = (0..=255).cycle().take(200_000).collect();
@@ -71,7 +71,7 @@ async fn stdin_and_stdout_are_binary_safe() -> Result<()> {
 
 #[tokio::test]
 async fn command_gets_environment_directory_and_labels() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     client.exec(&session.name, "mkdir -p deep/er").await?;
@@ -97,7 +97,7 @@ async fn command_gets_environment_directory_and_labels() -> Result<()> {
 
 #[tokio::test]
 async fn command_that_cannot_start_is_refused_with_reason() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     client.exec(&session.name, "echo text > plain").await?;
@@ -114,7 +114,7 @@ async fn command_that_cannot_start_is_refused_with_reason() -> Result<()> {
 
 #[tokio::test]
 async fn signal_reaches_command_and_is_reported() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let mut caught = Exec::start(
@@ -140,7 +140,7 @@ async fn signal_reaches_command_and_is_reported() -> Result<()> {
 
 #[tokio::test]
 async fn exec_run_ends_with_its_caller() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let mut exec =
@@ -159,7 +159,7 @@ async fn exec_run_ends_with_its_caller() -> Result<()> {
 
 #[tokio::test]
 async fn detached_run_continues_and_can_be_reattached() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let request = with_stdin(shell(
@@ -189,7 +189,7 @@ async fn detached_run_continues_and_can_be_reattached() -> Result<()> {
 
 #[tokio::test]
 async fn run_survives_end_of_attached_call() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let run = client
@@ -208,7 +208,7 @@ async fn run_survives_end_of_attached_call() -> Result<()> {
 
 #[tokio::test]
 async fn started_run_survives_its_caller() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let leaving = Client::connect(&client.endpoint, &client.secret).await?;
@@ -223,7 +223,7 @@ async fn started_run_survives_its_caller() -> Result<()> {
 
 #[tokio::test]
 async fn background_processes_die_with_the_command() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     // In the background, in its own session, ignoring SIGTERM.
@@ -238,7 +238,7 @@ async fn background_processes_die_with_the_command() -> Result<()> {
 
 #[tokio::test]
 async fn exec_outlasts_owner_wait() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     // A worker waits ten seconds for the caller that owns a run.

@@ -12,7 +12,7 @@ fn once(session: &str, script: &str, key: &str) -> StartRunRequest {
 
 #[tokio::test]
 async fn same_key_returns_first_session() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let request = CreateSessionRequest {
         idempotency_key: "k".into(),
@@ -41,7 +41,7 @@ async fn same_key_returns_first_session() -> Result<()> {
 
 #[tokio::test]
 async fn same_key_returns_first_run() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let request = once(&session.name, "echo x >> log", "k");
@@ -146,7 +146,7 @@ async fn concurrent_starts_with_one_key_execute_once() -> Result<()> {
 
 #[tokio::test]
 async fn exec_with_used_key_watches_first_run() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let request = once(&session.name, "echo x | tee -a log", "k");

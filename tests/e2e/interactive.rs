@@ -10,7 +10,7 @@ fn terminal(cluster: &Cluster, client: &Client, command: &[&str]) -> Result<Term
 
 #[tokio::test]
 async fn shell_works_on_a_terminal() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let mut terminal = terminal(&cluster, &client, &["bash", "--norc", "--noprofile"])?;
     terminal.shows("bash-").await?;
@@ -45,7 +45,7 @@ async fn shell_works_on_a_terminal() -> Result<()> {
 
 #[tokio::test]
 async fn user_terminal_is_restored() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let codelia = cluster.cli(&client, &["run", "-t", "--", "sh", "-c", "exit 4"]);
     let words: Vec<_> = std::iter::once(codelia.get_program()).chain(codelia.get_args()).collect();
@@ -67,7 +67,7 @@ async fn user_terminal_is_restored() -> Result<()> {
 
 #[tokio::test]
 async fn ctrl_c_cancels_run_without_terminal() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let codelia = cluster.cli(&client, &["run", "--", "sh", "-c", "echo up; exec sleep 1000"]);
     let mut terminal = Terminal::start(&codelia, 80, 24)?;

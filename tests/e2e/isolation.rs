@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use codelia_proto::v1::{LimitExceeded, Limits, Lost, outcome};
 use codelia_store::EventKind;
+use codelia_sys::process_id::ProcessId;
 use codelia_tests::{
     Client, Cluster, ClusterOptions, ENGINE_SOCKET, Process, ProcessOutput, Scratch,
     abandoned_cgroups, available, command, eventually, is_root, recorded_events, worker_containers,
@@ -385,7 +386,8 @@ async fn refusal_event_names_the_field() -> Result<()> {
 
 /// Finds control groups and containers of a worker process that has ended.
 fn left_of(pid: u32) -> Result<Vec<String>> {
-    let groups = abandoned_cgroups().into_iter().map(|path| path.display().to_string());
+    let groups = abandoned_cgroups(ProcessId::current()?);
+    let groups = groups.into_iter().map(|path| path.display().to_string());
     let groups = groups.filter(|path| path.contains(&format!("/codelia-{pid}-")));
     Ok(groups.chain(worker_containers(&[pid])?).collect())
 }

@@ -25,7 +25,7 @@ async fn key(client: &Client, name: &str) -> Result<Key> {
 
 #[tokio::test]
 async fn expired_key_is_refused_by_reason() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let made = client.admin().create_key(new_key(in_an_hour())).await?.into_inner();
     assert!(made.key.is_some_and(|key| key.expire_time.is_some()));

@@ -28,7 +28,7 @@ async fn runs(client: &Client, pairs: &[(&str, &str)]) -> Result<Vec<String>> {
 
 #[tokio::test]
 async fn runs_are_filtered_by_all_labels() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?.name;
     let web = start(&client, &session, &[("app", "web"), ("tier", "x=y")]).await?;
@@ -74,7 +74,7 @@ async fn runs_are_filtered_by_all_labels() -> Result<()> {
 
 #[tokio::test]
 async fn labeled_pages_hold_only_matches() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?.name;
     let mut made = Vec::new();
@@ -102,7 +102,7 @@ async fn labeled_pages_hold_only_matches() -> Result<()> {
 
 #[tokio::test]
 async fn sessions_are_filtered_by_labels() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let request = CreateSessionRequest { labels: labels(&[("owner", "me")]), ..Default::default() };
     let mine = client.create(request).await?.session_id;

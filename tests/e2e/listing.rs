@@ -37,7 +37,7 @@ async fn run_ids(client: &Client, request: ListRunsRequest) -> Result<Vec<String
 
 #[tokio::test]
 async fn runs_are_paged_newest_first() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let mut made = Vec::new();
@@ -70,7 +70,7 @@ async fn runs_are_paged_newest_first() -> Result<()> {
 
 #[tokio::test]
 async fn runs_are_filtered_by_session_state_and_time() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let (one, two) = (client.session().await?, client.session().await?);
     let early = client.start(shell(&one.name, "true")).await?;
@@ -97,7 +97,7 @@ async fn runs_are_filtered_by_session_state_and_time() -> Result<()> {
 
 #[tokio::test]
 async fn sessions_are_listed_and_filtered_by_state() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let mut made = Vec::new();
     for _ in 0..5 {
@@ -188,7 +188,7 @@ async fn runs_with_large_environment_are_listed_as_summaries() -> Result<()> {
 async fn pages_end_at_a_number_of_bytes() -> Result<()> {
     const ROWS: usize = 60;
     const LINKS: usize = 300;
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     start_all(

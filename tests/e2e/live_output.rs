@@ -14,7 +14,7 @@ const LIMIT: &str = "1m";
 
 #[tokio::test]
 async fn redirected_output_is_complete_past_the_limit() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let path = cluster.directory().join("out");
     let mut run =
@@ -31,7 +31,7 @@ async fn redirected_output_is_complete_past_the_limit() -> Result<()> {
 
 #[tokio::test]
 async fn incomplete_redirected_output_has_its_own_exit_code() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let start = ["run", "-d", "--output-limit", LIMIT, "--", "sh", "-c", NUMBERS];
     let started = Process::finish(cluster.cli(&client, &start), b"").await?;
@@ -95,7 +95,7 @@ async fn stalled_callers_stop_only_their_own_run() -> Result<()> {
 
 #[tokio::test]
 async fn slow_caller_receives_the_end_of_the_output() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let mut exec = Exec::start(&client, limited(shell(&session.name, NUMBERS), 1000)).await?;

@@ -691,7 +691,7 @@ async fn empty_request_names_missing_fields() -> Result<()> {
 
 #[tokio::test]
 async fn million_environment_variables_are_refused() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     // The larger request is refused before it is read.
@@ -711,7 +711,7 @@ async fn invalid_exec_messages_are_refused() -> Result<()> {
     use exec_request::Kind::{
         Attach, CloseStdin as Close, Detach as Leave, Resize, Signal, Start, Stdin,
     };
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let firsts = [
@@ -759,7 +759,7 @@ async fn invalid_exec_messages_are_refused() -> Result<()> {
 
 #[tokio::test]
 async fn undecodable_bytes_are_refused() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     for method in all_methods()? {
         let status = call(&client, &method, vec![0xff; 64]).await.expect_err("not a message");

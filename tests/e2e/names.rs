@@ -18,7 +18,7 @@ async fn screen(cluster: &Cluster, client: &Client, arguments: &[&str]) -> Resul
 
 #[tokio::test]
 async fn kill_tries_and_reports_each_run() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let run = client.start(command(&session.name, &["sleep", "1000"])).await?;
@@ -49,7 +49,7 @@ async fn kill_tries_and_reports_each_run() -> Result<()> {
 
 #[tokio::test]
 async fn close_tries_and_reports_each_session() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let mut ids = Vec::new();
     for alias in ["a", "b"] {
@@ -68,7 +68,7 @@ async fn close_tries_and_reports_each_session() -> Result<()> {
 
 #[tokio::test]
 async fn start_of_an_id_names_it_everywhere() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let start = &session.session_id[..START];

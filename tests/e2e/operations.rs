@@ -100,7 +100,7 @@ async fn operations_are_logged_on_request() -> Result<()> {
 
 #[tokio::test]
 async fn run_of_a_project_obeys_its_policy() -> Result<()> {
-    let cluster = codelia_tests::Cluster::start().await?;
+    let cluster = codelia_tests::Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let file = cluster.directory().join("web.yaml");
     fs::write(&file, "command: {blocked_patterns: [forbidden]}")?;

@@ -37,7 +37,7 @@ pub(crate) fn proc_number(pid: u32, file: &str, field: &str) -> Result<u64> {
 
 #[tokio::test]
 async fn large_output_is_exact_live_and_replayed() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let run = client.start(shell(&session.name, TEN_MEGABYTES)).await?;
@@ -65,7 +65,7 @@ async fn large_output_is_exact_live_and_replayed() -> Result<()> {
 
 #[tokio::test]
 async fn watch_resumes_from_offset() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let script = "seq 1 2000; until [ -e go ]; do sleep 0.05; done; seq 2001 4000; echo end >&2";
@@ -119,7 +119,7 @@ async fn endless_output_is_truncated_and_memory_stays_flat() -> Result<()> {
 
 #[tokio::test]
 async fn output_of_exactly_the_limit_is_kept() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     for (bytes, cut) in [(4096, false), (4097, true)] {
@@ -136,7 +136,7 @@ async fn output_of_exactly_the_limit_is_kept() -> Result<()> {
 
 #[tokio::test]
 async fn stalled_watcher_delays_no_other() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let run = client

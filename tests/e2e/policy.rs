@@ -64,7 +64,7 @@ async fn policy_check_accepts_every_format_names_bad_field() -> Result<()> {
 
 #[tokio::test]
 async fn oversized_policy_is_refused_everywhere() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let paths =
         |count: usize| (0..count).map(|number| format!("/opt/{number:04}")).collect::<Vec<_>>();
@@ -106,7 +106,7 @@ async fn oversized_policy_is_refused_everywhere() -> Result<()> {
 
 #[tokio::test]
 async fn explain_names_the_source_of_each_value() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = file(&cluster, "session.yaml", "resources: {max_memory_bytes: 100000000}")?;
     let created =
@@ -133,7 +133,7 @@ async fn explain_names_the_source_of_each_value() -> Result<()> {
 
 #[tokio::test]
 async fn command_pattern_refusal_is_not_recorded() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let policy = file(
         &cluster,

@@ -81,7 +81,7 @@ async fn update_mask_returns_quota_to_default() -> Result<()> {
 
 #[tokio::test]
 async fn missing_object_is_named_for_programs() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let missing = client.get_session("sessions/nosuch").await.expect_err("no such session");
     assert_eq!(missing.message(), "session \"nosuch\" not found");
@@ -95,7 +95,7 @@ async fn missing_object_is_named_for_programs() -> Result<()> {
 
 #[tokio::test]
 async fn ended_session_answers_when_and_why() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session =
         client.create(CreateSessionRequest { alias: "dev".into(), ..Default::default() }).await?;
@@ -149,7 +149,7 @@ async fn id_alone_names_the_object() -> Result<()> {
 
 #[tokio::test]
 async fn page_token_of_another_list_is_refused() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let (one, two) = (client.session().await?, client.session().await?);
     for _ in 0..2 {

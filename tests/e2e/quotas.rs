@@ -18,7 +18,7 @@ fn assert_quota<T: std::fmt::Debug>(result: Result<T, Status>, quota: &str) {
 
 #[tokio::test]
 async fn sessions_quota_is_enforced() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant_with("a", Quotas { sessions: 2, ..Quotas::default() }).await?;
     let first = client.session().await?;
     client.session().await?;
@@ -31,7 +31,7 @@ async fn sessions_quota_is_enforced() -> Result<()> {
 
 #[tokio::test]
 async fn concurrent_runs_quota_is_enforced() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client =
         cluster.tenant_with("a", Quotas { concurrent_runs: 2, ..Quotas::default() }).await?;
     let session = client.session().await?;
@@ -74,7 +74,7 @@ async fn queued_runs_quota_is_enforced() -> Result<()> {
 
 #[tokio::test]
 async fn request_rate_quota_returns_retry_delay() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client =
         cluster.tenant_with("a", Quotas { requests_per_second: 5, ..Quotas::default() }).await?;
     let neighbour = cluster.tenant("b").await?;
@@ -94,7 +94,7 @@ async fn request_rate_quota_returns_retry_delay() -> Result<()> {
 
 #[tokio::test]
 async fn output_bytes_quota_is_enforced() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client =
         cluster.tenant_with("a", Quotas { output_bytes: 10_000, ..Quotas::default() }).await?;
     let session = client.session().await?;

@@ -28,7 +28,7 @@ async fn on_terminal(
 
 #[tokio::test]
 async fn mistyped_option_is_not_run() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     work(&client).await?;
     for (arguments, meant) in [
@@ -55,7 +55,7 @@ async fn mistyped_option_is_not_run() -> Result<()> {
 
 #[tokio::test]
 async fn exit_codes_are_those_of_shells() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     work(&client).await?;
     let prepare = "echo > plain; printf 'no program' > noise; chmod +x noise; mkdir dir";
@@ -86,7 +86,7 @@ async fn exit_codes_are_those_of_shells() -> Result<()> {
 
 #[tokio::test]
 async fn json_record_is_alone_on_stdout() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let record = cluster.directory().join("record.json");
     let arguments = ["run", "--json", "-t", "--", "sh", "-c", "echo shown; exit 3"];
@@ -115,7 +115,7 @@ async fn json_record_is_alone_on_stdout() -> Result<()> {
 
 #[tokio::test]
 async fn lost_stdin_is_reported() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     work(&client).await?;
     let piped = |arguments: &'static [&str], input: &'static [u8]| {
@@ -146,7 +146,7 @@ async fn lost_stdin_is_reported() -> Result<()> {
 
 #[tokio::test]
 async fn logs_print_stored_output() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     work(&client).await?;
     let script =
@@ -179,7 +179,7 @@ async fn logs_print_stored_output() -> Result<()> {
 
 #[tokio::test]
 async fn kill_sends_a_signal() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     work(&client).await?;
     let script =
@@ -206,7 +206,7 @@ async fn kill_sends_a_signal() -> Result<()> {
 
 #[tokio::test]
 async fn options_of_docker_are_accepted() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     work(&client).await?;
     codelia(&cluster, &client, &["exec", "work", "mkdir", "-p", "src/deep"]).await?;

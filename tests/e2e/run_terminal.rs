@@ -86,7 +86,7 @@ async fn tty_names_a_device_in_container() -> Result<()> {
 
 #[tokio::test]
 async fn user_detaches_and_attaches_again() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let mut first = on_terminal(&cluster, &client, &[&["run", "-t", "--"], &SHELL[..]].concat())?;
     first.shows("bash-").await?;
@@ -118,7 +118,7 @@ async fn user_detaches_and_attaches_again() -> Result<()> {
 
 #[tokio::test]
 async fn detached_terminal_waits_for_a_user() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let arguments = [&["run", "-dt", "--"], &SHELL[..]].concat();
     let started = Process::finish(cluster.cli(&client, &arguments), b"").await?;
@@ -139,7 +139,7 @@ async fn detached_terminal_waits_for_a_user() -> Result<()> {
 
 #[tokio::test]
 async fn detach_keys_are_configurable() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let run = [&["run", "-t", "--"], &SHELL[..]].concat();
     let mut configured = cluster.cli(&client, &run);

@@ -66,7 +66,7 @@ async fn session_directory_is_private_and_removed_on_close() -> Result<()> {
 
 #[tokio::test]
 async fn session_expires_after_ttl() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let ttl = Some(duration_to_proto(Duration::from_secs(1)));
     let session = client.create(CreateSessionRequest { ttl, ..Default::default() }).await?;
@@ -78,7 +78,7 @@ async fn session_expires_after_ttl() -> Result<()> {
 
 #[tokio::test]
 async fn idle_session_ends_but_busy_one_stays() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let idle_ttl = Some(duration_to_proto(Duration::from_millis(1200)));
     let session = client.create(CreateSessionRequest { idle_ttl, ..Default::default() }).await?;
@@ -94,7 +94,7 @@ async fn idle_session_ends_but_busy_one_stays() -> Result<()> {
 
 #[tokio::test]
 async fn session_can_be_extended_while_open() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let day = Some(duration_to_proto(Duration::from_secs(86_400)));
@@ -119,7 +119,7 @@ async fn session_can_be_extended_while_open() -> Result<()> {
 
 #[tokio::test]
 async fn alias_names_one_open_session_per_tenant() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let named = || CreateSessionRequest { alias: "work".into(), ..Default::default() };
     let first = client.create(named()).await?;
@@ -136,7 +136,7 @@ async fn alias_names_one_open_session_per_tenant() -> Result<()> {
 
 #[tokio::test]
 async fn sessions_have_separate_directories() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let (one, two) = (client.session().await?, client.session().await?);
     client.exec(&one.name, "echo x > mine").await?;

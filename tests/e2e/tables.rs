@@ -63,7 +63,7 @@ async fn lists_fit_their_terminal_or_100_columns() -> Result<()> {
 #[tokio::test]
 async fn colours_appear_only_on_terminals() -> Result<()> {
     const RED_ERROR: &str = "\u{1b}[1;31merror:\u{1b}[0m";
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let program = cluster.cli(&client, &["kill", "nonsense"]);
     let terminal = Terminal::start(&program, 100, 30)?;

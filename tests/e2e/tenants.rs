@@ -541,7 +541,7 @@ async fn check(
 
 #[tokio::test]
 async fn foreign_ids_are_not_found_on_every_method() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let owner = cluster.tenant("owner").await?;
     let other = cluster.tenant("other").await?;
     let (ids, missing) = (owned_by(&cluster, &owner).await?, missing_ids());
@@ -574,7 +574,7 @@ async fn foreign_ids_are_not_found_on_every_method() -> Result<()> {
 
 #[tokio::test]
 async fn reflection_lists_every_tested_method() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let tested: BTreeSet<_> =
         all_methods()?.iter().map(|method| method.full_name().to_owned()).collect();

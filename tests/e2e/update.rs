@@ -22,7 +22,7 @@ async fn update(client: &Client, request: UpdateSessionRequest) -> Result<Sessio
 
 #[tokio::test]
 async fn update_changes_only_masked_fields() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let labels = HashMap::from([("k".to_owned(), "v".to_owned())]);
     let idle_ttl = Some(duration_to_proto(Duration::from_secs(600)));
@@ -65,7 +65,7 @@ async fn update_changes_only_masked_fields() -> Result<()> {
 
 #[tokio::test]
 async fn impossible_update_changes_nothing() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let taken =
         client.create(CreateSessionRequest { alias: "taken".into(), ..Default::default() }).await?;
@@ -101,7 +101,7 @@ async fn impossible_update_changes_nothing() -> Result<()> {
 
 #[tokio::test]
 async fn cli_updates_a_session() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let id = client.session().await?.session_id;
     let run = async |arguments: &[&str]| -> Result<_> {

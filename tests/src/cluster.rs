@@ -10,6 +10,7 @@ use codelia_policy::IsolationLevel;
 use codelia_store::{NewKey, Quotas, Scope, Store};
 use codelia_types::TenantId;
 use sha2::{Digest, Sha256};
+use sqlx::postgres::PgConnectOptions;
 use uuid::Uuid;
 
 use crate::{Client, Database, LeakGuard, Process, Program, Scratch, leak::session_directories};
@@ -38,6 +39,18 @@ impl Default for ClusterOptions {
     }
 }
 
+/// Environment variable with the address of the api and the database of the installation that the
+/// tests of a run share. `with-installation` sets it.
+pub const SHARED_INSTALLATION: &str = "CODELIA_TEST_INSTALLATION";
+
+/// Its part for one test: its own tenants.
+#[derive(Debug)]
+struct Shared {
+    address: String,
+    /// Makes the ids of the test's tenants unique.
+    suffix: String,
+}
+
 /// A running installation. Call [`Cluster::end`] at the end of the test: it also checks for leaks.
 #[derive(Debug)]
 pub struct Cluster {
@@ -45,6 +58,8 @@ pub struct Cluster {
     pub apis: Vec<Api>,
     /// The worker processes.
     pub workers: Vec<Worker>,
+    /// Set if the processes belong to the whole test run.
+    shared: Option<Shared>,
     options: ClusterOptions,
     program: Program,
     leak_guard: LeakGuard,
@@ -83,6 +98,27 @@ impl Cluster {
         Self::start_with(ClusterOptions::default()).await
     }
 
+    /// The installation that tests share, with tenants of its own, or a new one if none is shared.
+    /// For a test that neither stops nor configures processes and looks only at its own tenants.
+    pub async fn shared() -> Result<Self> {
+        let Ok(shared) = std::env::var(SHARED_INSTALLATION) else { return Self::start().await };
+        let (address, url) = shared.split_once(' ').context(SHARED_INSTALLATION)?;
+        let connect: PgConnectOptions = url.parse().context(SHARED_INSTALLATION)?;
+        let name = connect.get_database().context(SHARED_INSTALLATION)?.to_owned();
+        let database = Database::existing(connect, name);
+        let store = database.store().await?;
+        let mut cluster = Self::without_processes(database, store, ClusterOptions::default())?;
+        let suffix = format!("{:08x}", rand::random::<u32>());
+        cluster.shared = Some(Shared { address: address.to_owned(), suffix });
+        Ok(cluster)
+    }
+
+    /// The value of [`SHARED_INSTALLATION`] that shares this installation.
+    #[must_use]
+    pub fn share(&self) -> String {
+        format!("{} {}", self.apis[0].address, self.database.url())
+    }
+
     /// Starts an installation and waits until every process is ready.
     pub async fn start_with(options: ClusterOptions) -> Result<Self> {
         let (database, store) = Database::migrated().await?;
@@ -101,25 +137,33 @@ impl Cluster {
         store: Store,
         options: ClusterOptions,
     ) -> Result<Self> {
+        let mut cluster = Self::without_processes(database, store, options)?;
+        for _ in 0..cluster.options.workers {
+            cluster.add_worker().await?;
+        }
+        for _ in 0..cluster.options.apis {
+            cluster.add_api().await?;
+        }
+        Ok(cluster)
+    }
+
+    fn without_processes(
+        database: Database,
+        store: Store,
+        options: ClusterOptions,
+    ) -> Result<Self> {
         let scratch = Scratch::new()?;
-        let (apis, workers) = (options.apis, options.workers);
-        let mut cluster = Self {
+        Ok(Self {
             apis: Vec::new(),
             workers: Vec::new(),
+            shared: None,
             program: Program::find()?,
             leak_guard: LeakGuard::of(scratch.path()),
             options,
             store,
             database,
             scratch,
-        };
-        for _ in 0..workers {
-            cluster.add_worker().await?;
-        }
-        for _ in 0..apis {
-            cluster.add_api().await?;
-        }
-        Ok(cluster)
+        })
     }
 
     /// Starts processes with this program from now on.
@@ -297,19 +341,29 @@ impl Cluster {
             .unwrap_or_else(|| panic!("no worker {id}"))
     }
 
+    /// The `host:port` of an api.
+    #[must_use]
+    pub fn address(&self, api: usize) -> &str {
+        self.shared.as_ref().map_or_else(|| &self.apis[api].address, |shared| &shared.address)
+    }
+
     /// The URL of an api.
     #[must_use]
     pub fn endpoint(&self, api: usize) -> String {
-        format!("http://{}", self.apis[api].address)
+        format!("http://{}", self.address(api))
     }
 
     /// Creates a tenant with these quotas and a key with all scopes except `operator`.
     pub async fn tenant_with(&self, id: &str, quotas: Quotas) -> Result<Client> {
+        let id = self
+            .shared
+            .as_ref()
+            .map_or_else(|| id.to_owned(), |shared| format!("{id}-{}", shared.suffix));
         let tenant: TenantId = id.parse()?;
         self.store.tenant_create(&tenant, quotas).await?;
         self.allow_logical(&tenant).await?;
         let scopes = [Scope::Run, Scope::Files, Scope::Approve, Scope::Audit, Scope::Admin];
-        let secret = self.key(id, &scopes).await?;
+        let secret = self.key(&id, &scopes).await?;
         Client::connect(&self.endpoint(0), &secret).await
     }
 
@@ -375,7 +429,7 @@ impl Cluster {
         self.stop_processes().await?;
         self.leak_guard.expect_no_processes().await;
         self.store.close().await;
-        self.database.end().await
+        if self.shared.is_some() { Ok(()) } else { self.database.end().await }
     }
 }
 

@@ -39,7 +39,7 @@ mod wrapped;
 pub use browser::Browser;
 pub use certificates::Certificates;
 pub use client::{Authorized, Bearer, Client, Refusal, command, refusal, shell};
-pub use cluster::{Cluster, ClusterOptions, WORKER_LEASE_SECONDS};
+pub use cluster::{Cluster, ClusterOptions, SHARED_INSTALLATION, WORKER_LEASE_SECONDS};
 pub use engine::{
     ENGINE_SOCKET, Engine, EngineKind, PODMAN_SOCKET, TEST_CONTAINER, engine_command,
     engine_docker, worker_containers,

@@ -279,7 +279,7 @@ async fn large_archive_is_streamed_not_buffered() -> Result<()> {
 
 #[tokio::test]
 async fn cli_exports_imports_and_lists_levels() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session =
         client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;

@@ -25,7 +25,7 @@ async fn codelia(
 
 #[tokio::test]
 async fn cli_copies_and_lists_files() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
     let local = cluster.directory().join("notes.txt");
@@ -71,7 +71,7 @@ async fn cli_copies_and_lists_files() -> Result<()> {
 /// A command makes `result.txt` a link to a file whose name the caller has locally.
 #[tokio::test]
 async fn download_cannot_choose_local_name() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session =
         client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
@@ -114,7 +114,7 @@ async fn download_cannot_choose_local_name() -> Result<()> {
 #[tokio::test]
 async fn terminal_gets_no_escape_sequences() -> Result<()> {
     const ATTACK: &str = "\u{1b}]0;owned\u{7}";
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let labels = [("note".to_owned(), format!("label{ATTACK}"))].into();
     let session = client
@@ -161,7 +161,7 @@ fn partial_bytes(directory: &Path) -> u64 {
 
 #[tokio::test]
 async fn resume_continues_an_interrupted_download() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session =
         client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
@@ -212,7 +212,7 @@ async fn resume_continues_an_interrupted_download() -> Result<()> {
 
 #[tokio::test]
 async fn resume_skips_complete_files() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session =
         client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;
@@ -269,7 +269,7 @@ async fn resume_skips_complete_files() -> Result<()> {
 
 #[tokio::test]
 async fn archives_show_progress_on_terminals() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session =
         client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;

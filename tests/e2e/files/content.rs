@@ -14,7 +14,7 @@ use super::workspace::{Workspace, bytes, open, outcome, read, refused};
 
 #[tokio::test]
 async fn large_file_round_trips_byte_for_byte() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session = client.session().await?;
     let content = bytes(10_000_000);
@@ -100,7 +100,7 @@ pub(super) fn peak_memory(pid: u32) -> i64 {
 
 #[tokio::test]
 async fn edit_replaces_unique_or_all_matches() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let name = client.session().await?.name;
     let workspace = Workspace::new(&client, &name);

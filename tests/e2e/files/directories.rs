@@ -57,7 +57,7 @@ async fn directories_can_be_managed_and_listed() -> Result<()> {
 
 #[tokio::test]
 async fn listing_descends_to_requested_depth() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let name = client.session().await?.name;
     let workspace = Workspace::new(&client, &name);

@@ -65,7 +65,7 @@ async fn file_call_reaches_session_whose_acquisition_was_not_answered() -> Resul
 
 #[tokio::test]
 async fn file_calls_keep_session_active() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let idle_ttl = Duration::from_millis(2500);
     let idle =

@@ -70,7 +70,7 @@ fn shown(events: &[FileEvent]) -> Vec<(Kind, &str, &str)> {
 
 #[tokio::test]
 async fn changes_are_reported_in_order() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let name = client.session().await?.name;
     client.exec(&name, "mkdir -p d/sub other; echo 1 > d/f; echo 1 > d/sub/f").await?;
@@ -234,7 +234,7 @@ async fn policy_and_paths_apply_to_watches() -> Result<()> {
 
 #[tokio::test]
 async fn cli_prints_changes() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let session =
         client.create(CreateSessionRequest { alias: "work".into(), ..Default::default() }).await?;

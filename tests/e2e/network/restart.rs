@@ -3,6 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use codelia_sys::process_id::ProcessId;
 use codelia_tests::{Exec, TIMEOUT, abandoned_cgroups, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::timeout;
@@ -135,9 +136,10 @@ async fn killed_worker_leaves_no_proxy() -> Result<()> {
     drop(run);
     // The next worker removes the control groups.
     place.cluster.restart_worker(0).await?;
+    let test = ProcessId::current()?;
     eventually("no control group is left", || async {
         let is_own = |path: &PathBuf| path.to_string_lossy().contains(&own);
-        (!abandoned_cgroups().iter().any(is_own)).then_some(())
+        (!abandoned_cgroups(test).iter().any(is_own)).then_some(())
     })
     .await;
     place.end().await

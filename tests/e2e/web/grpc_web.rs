@@ -19,7 +19,7 @@ fn decode_pieces(text: &[u8]) -> Result<Vec<u8>> {
 
 #[tokio::test]
 async fn grpc_web_streams_in_both_encodings() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let caller = WebCaller::new(&cluster, &client);
     let run = caller.start(&client.session().await?.name, "echo to the browser").await?;
@@ -57,7 +57,7 @@ async fn grpc_web_streams_in_both_encodings() -> Result<()> {
 
 #[tokio::test]
 async fn grpc_web_error_has_a_readable_status() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let caller = WebCaller::new(&cluster, &cluster.tenant("a").await?);
     let request = prefixed(&GetSessionRequest { name: "sessions/nosuch".into() }.encode_to_vec());
     let refused = caller.call("SessionService/GetSession", "application/grpc-web", request).await?;

@@ -15,7 +15,7 @@ fn output(event: &Value) -> String {
 
 #[tokio::test]
 async fn json_calls_create_run_and_stream() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let caller = WebCaller::new(&cluster, &cluster.tenant("a").await?);
     let session = caller.json("SessionService/CreateSession", &json!({ "alias": "dev" })).await?;
     assert_eq!((session.status, session.header("content-type")), (200, "application/json"));
@@ -53,7 +53,7 @@ async fn json_calls_create_run_and_stream() -> Result<()> {
 
 #[tokio::test]
 async fn command_line_prints_json_of_the_api() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let caller = WebCaller::new(&cluster, &client);
     let session = client.session().await?.name;
@@ -73,7 +73,7 @@ async fn command_line_prints_json_of_the_api() -> Result<()> {
 
 #[tokio::test]
 async fn one_json_call_runs_and_streams() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let caller = WebCaller::new(&cluster, &client);
     let parent = client.session().await?.name;
@@ -91,7 +91,7 @@ async fn one_json_call_runs_and_streams() -> Result<()> {
 
 #[tokio::test]
 async fn json_errors_have_status_code_and_details() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let caller = WebCaller::new(&cluster, &client);
     let stranger = WebCaller {
@@ -135,7 +135,7 @@ async fn json_errors_have_status_code_and_details() -> Result<()> {
 
 #[tokio::test]
 async fn connect_stream_ends_with_a_flag() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let caller = WebCaller::new(&cluster, &client);
     let run = caller.start(&client.session().await?.name, "echo streamed").await?;
@@ -164,7 +164,7 @@ async fn connect_stream_ends_with_a_flag() -> Result<()> {
 
 #[tokio::test]
 async fn connect_deadline_ends_a_call() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::shared().await?;
     let client = cluster.tenant("a").await?;
     let caller = WebCaller::new(&cluster, &client);
     let run = caller.start(&client.session().await?.name, "sleep 60").await?;

@@ -20,7 +20,7 @@ struct WebCaller {
 
 impl WebCaller {
     fn new(cluster: &Cluster, client: &Client) -> Self {
-        Self { address: cluster.apis[0].address.clone(), secret: client.secret.clone() }
+        Self { address: cluster.address(0).to_owned(), secret: client.secret.clone() }
     }
 
     /// Calls a method such as `RunService/StartRun` with a body of some content type.
