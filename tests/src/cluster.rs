@@ -371,7 +371,7 @@ impl Cluster {
     async fn allow_logical(&self, tenant: &TenantId) -> Result<()> {
         let tenant = self
             .store
-            .tenant_set_floor(tenant, (IsolationLevel::None, None), "a test", None)
+            .tenant_set_floor(tenant, IsolationLevel::None, None, "a test", None)
             .await?;
         tenant.map(drop).context("tenant not found")
     }
@@ -386,7 +386,7 @@ impl Cluster {
         let tenant: TenantId = "operators".parse()?;
         self.store.tenant_create(&tenant, Quotas::default()).await?;
         self.allow_logical(&tenant).await?;
-        let secret = self.key("operators", &Scope::ALL).await?;
+        let secret = self.key("operators", Scope::ALL).await?;
         Client::connect(&self.endpoint(0), &secret).await
     }
 

@@ -1,6 +1,6 @@
 //! Store errors.
 
-use crate::ObjectProblem;
+use crate::objects::ObjectProblem;
 
 /// SQLSTATE of a statement that reached `statement_timeout`, or that an operator canceled.
 const QUERY_CANCELED: &str = "57014";
@@ -119,6 +119,13 @@ impl Error {
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         use sqlx::Error as E;
+        let error = match error {
+            E::Decode(source) => match source.downcast::<Self>() {
+                Ok(of_row) => return *of_row,
+                Err(source) => E::Decode(source),
+            },
+            error => error,
+        };
         match &error {
             E::PoolTimedOut => Self::PoolExhausted,
             // A connection that breaks during its handshake is a protocol error.
@@ -133,6 +140,13 @@ impl From<sqlx::Error> for Error {
             },
             _ => Self::Statement(error),
         }
+    }
+}
+
+/// The error of a conversion of a row, on its way through sqlx.
+impl From<Error> for sqlx::Error {
+    fn from(error: Error) -> Self {
+        Self::Decode(error.into())
     }
 }
 

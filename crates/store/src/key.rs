@@ -1,55 +1,27 @@
 //! The table `api_keys`. Secrets are stored only as hashes.
 
-use std::str::FromStr;
-
 use codelia_policy::{IsolationLevel, LimitsRequest};
 use codelia_types::{KeyId, TenantId};
-use sqlx::{PgConnection, PgExecutor, types::Json};
+use sqlx::{PgExecutor, types::Json};
 use time::OffsetDateTime;
 
-use crate::{Error, Quotas, Store, row};
+use crate::{Error, Quotas, Store, row, tenant::tenant_insert_if_absent, words::words};
 
-/// A permission of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Scope {
-    /// Use sessions and runs.
-    Run,
-    /// Use files.
-    Files,
-    /// Decide approvals.
-    Approve,
-    /// Read audit events.
-    Audit,
-    /// Administer the key's own tenant.
-    Admin,
-    /// Administer the whole installation.
-    Operator,
-}
-
-impl Scope {
-    /// All scopes.
-    pub const ALL: [Self; 6] =
-        [Self::Run, Self::Files, Self::Approve, Self::Audit, Self::Admin, Self::Operator];
-
-    /// The name in the database and in the API.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Run => "run",
-            Self::Files => "files",
-            Self::Approve => "approve",
-            Self::Audit => "audit",
-            Self::Admin => "admin",
-            Self::Operator => "operator",
-        }
-    }
-}
-
-impl FromStr for Scope {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        Self::ALL.into_iter().find(|scope| scope.as_str() == text).ok_or(())
+words! {
+    /// A permission of a key.
+    Scope {
+        /// Use sessions and runs.
+        Run = "run",
+        /// Use files.
+        Files = "files",
+        /// Decide approvals.
+        Approve = "approve",
+        /// Read audit events.
+        Audit = "audit",
+        /// Administer the key's own tenant.
+        Admin = "admin",
+        /// Administer the whole installation.
+        Operator = "operator",
     }
 }
 
@@ -159,6 +131,31 @@ pub enum OperatorBootstrap {
     Refused(Key),
 }
 
+/// A statement that returns keys: its text up to the columns, the text after them, and its
+/// arguments.
+macro_rules! keys {
+    ($before:literal, $after:literal, $($argument:expr),* $(,)?) => {
+        sqlx::query!(
+            $before
+                + " id, tenant_id, display_name, scopes, created_at, revoked_at, expires_at, last_used_at "
+                + $after,
+            $($argument),*
+        )
+        .try_map(|row| {
+            Ok(Key {
+                id: KeyId(row.id),
+                tenant: row::parse("api_keys.tenant_id", &row.tenant_id)?,
+                display_name: row.display_name,
+                scopes: row::parse_all("api_keys.scopes", &row.scopes)?,
+                created_at: row.created_at,
+                revoked_at: row.revoked_at,
+                expires_at: row.expires_at,
+                last_used_at: row.last_used_at,
+            })
+        })
+    };
+}
+
 impl Store {
     /// Creates the first key of an operator, and its tenant if it does not exist. Unless `force` is
     /// set, creates none while a live one exists. Of several calls at once, one creates a key.
@@ -176,16 +173,14 @@ impl Store {
         sqlx::query!("SELECT pg_advisory_xact_lock(hashtextextended('codelia operator', 0))")
             .execute(&mut *tx)
             .await?;
-        let live = sqlx::query_as!(
-            KeyRow,
-            "SELECT k.id, k.tenant_id, k.display_name, k.scopes, k.created_at, k.revoked_at, k.expires_at,
-                    k.last_used_at
-             FROM api_keys k JOIN tenants t ON t.id = k.tenant_id
-             WHERE 'operator' = ANY (k.scopes) AND k.revoked_at IS NULL
-               AND coalesce(k.expires_at > now(), true)
-               AND t.suspended_at IS NULL AND t.deleted_at IS NULL
+        let live = keys!(
+            "SELECT",
+            "FROM api_keys
+             WHERE 'operator' = ANY (scopes) AND revoked_at IS NULL AND coalesce(expires_at > now(), true)
+               AND EXISTS (SELECT 1 FROM tenants t
+                           WHERE t.id = tenant_id AND t.suspended_at IS NULL AND t.deleted_at IS NULL)
              -- The key with this secret first.
-             ORDER BY k.secret_hash = $1 DESC, k.id LIMIT 1",
+             ORDER BY secret_hash = $1 DESC, id LIMIT 1",
             &new.secret_hash,
         )
         .fetch_optional(&mut *tx)
@@ -195,12 +190,12 @@ impl Store {
                 .fetch_optional(&mut *tx)
                 .await?;
         match (live, same) {
-            (Some(live), Some(same)) if live.id == same => {
-                return Ok(Some(OperatorBootstrap::Unchanged(live.try_into()?)));
+            (Some(live), Some(same)) if live.id.0 == same => {
+                return Ok(Some(OperatorBootstrap::Unchanged(live)));
             }
             (_, Some(_)) => return Err(Error::AlreadyExists { what: "a key with this secret" }),
             (Some(live), None) if !force => {
-                return Ok(Some(OperatorBootstrap::Refused(live.try_into()?)));
+                return Ok(Some(OperatorBootstrap::Refused(live)));
             }
             (_, None) => {}
         }
@@ -259,10 +254,10 @@ impl Store {
             },
             max_limits: row.max_limits.0,
             floor: row::parse("tenants.isolation_floor", &row.isolation_floor)?,
-            ask_floor: row
-                .isolation_ask_floor
-                .map(|level| row::parse("tenants.isolation_ask_floor", &level))
-                .transpose()?,
+            ask_floor: row::parse_optional(
+                "tenants.isolation_ask_floor",
+                row.isolation_ask_floor.as_deref(),
+            )?,
             policy_version: row.policy_version,
             tools_version: row.tools_version,
         };
@@ -290,17 +285,13 @@ impl Store {
 
     /// Returns a tenant's key.
     pub async fn key_get(&self, tenant: &TenantId, id: KeyId) -> Result<Option<Key>, Error> {
-        sqlx::query_as!(
-            KeyRow,
-            "SELECT id, tenant_id, display_name, scopes, created_at, revoked_at, expires_at, last_used_at
-             FROM api_keys WHERE tenant_id = $1 AND id = $2",
+        let found = keys!(
+            "SELECT",
+            "FROM api_keys WHERE tenant_id = $1 AND id = $2",
             tenant.as_str(),
             id.0,
-        )
-        .fetch_optional(&self.pools.runs)
-        .await?
-        .map(Key::try_from)
-        .transpose()
+        );
+        Ok(found.fetch_optional(&self.pools.runs).await?)
     }
 
     /// Lists a tenant's keys newer than `after`, oldest first.
@@ -310,36 +301,27 @@ impl Store {
         after: Option<KeyId>,
         limit: i64,
     ) -> Result<Vec<Key>, Error> {
-        sqlx::query_as!(
-            KeyRow,
-            "SELECT id, tenant_id, display_name, scopes, created_at, revoked_at, expires_at, last_used_at
-             FROM api_keys WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id > $2)
-             ORDER BY id LIMIT $3",
+        let page = keys!(
+            "SELECT",
+            "FROM api_keys WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id > $2) ORDER BY id LIMIT $3",
             tenant.as_str(),
             after.map(|id| id.0),
             limit,
-        )
-        .fetch_all(&self.pools.reads)
-        .await?
-        .into_iter()
-        .map(Key::try_from)
-        .collect()
+        );
+        Ok(page.fetch_all(&self.pools.reads).await?)
     }
 
     /// Revokes a key. Revoking it again keeps the first time.
     pub async fn key_revoke(&self, tenant: &TenantId, id: KeyId) -> Result<Option<Key>, Error> {
-        sqlx::query_as!(
-            KeyRow,
+        let revoked = keys!(
             "UPDATE api_keys SET revoked_at = coalesce(revoked_at, now())
              WHERE tenant_id = $1 AND id = $2
-             RETURNING id, tenant_id, display_name, scopes, created_at, revoked_at, expires_at, last_used_at",
+             RETURNING",
+            "",
             tenant.as_str(),
             id.0,
-        )
-        .fetch_optional(&self.pools.runs)
-        .await?
-        .map(Key::try_from)
-        .transpose()
+        );
+        Ok(revoked.fetch_optional(&self.pools.runs).await?)
     }
 }
 
@@ -348,76 +330,17 @@ async fn key_insert(
     key: NewKey<'_>,
 ) -> Result<Option<Key>, Error> {
     let scopes: Vec<String> = key.scopes.iter().map(|scope| scope.as_str().to_owned()).collect();
-    sqlx::query_as!(
-        KeyRow,
+    let inserted = keys!(
         "INSERT INTO api_keys (id, tenant_id, display_name, secret_hash, scopes, expires_at)
          SELECT $1, id, $3, $4, $5, $6 FROM tenants WHERE id = $2 AND deleted_at IS NULL
-         RETURNING id, tenant_id, display_name, scopes, created_at, revoked_at, expires_at, last_used_at",
+         RETURNING",
+        "",
         KeyId::generate().0,
         key.tenant.as_str(),
         key.display_name,
         &key.secret_hash,
         &scopes,
         key.expires_at,
-    )
-    .fetch_optional(connection)
-    .await?
-    .map(Key::try_from)
-    .transpose()
-}
-
-/// Returns whether the tenant can be used then.
-async fn tenant_insert_if_absent(
-    connection: &mut PgConnection,
-    id: &TenantId,
-) -> Result<bool, Error> {
-    let quotas = Quotas::default();
-    sqlx::query!(
-        "INSERT INTO tenants (id, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                              quota_requests_per_second, quota_output_bytes, quota_disk_bytes)
-         VALUES ($1, $2, $3, $4, $5, $6, $7)
-         ON CONFLICT (id) DO NOTHING",
-        id.as_str(),
-        quotas.sessions,
-        quotas.concurrent_runs,
-        quotas.queued_runs,
-        quotas.requests_per_second,
-        quotas.output_bytes,
-        quotas.disk_bytes,
-    )
-    .execute(&mut *connection)
-    .await?;
-    let usable = sqlx::query_scalar!(
-        "SELECT true FROM tenants WHERE id = $1 AND suspended_at IS NULL AND deleted_at IS NULL",
-        id.as_str(),
     );
-    Ok(usable.fetch_optional(connection).await?.is_some())
-}
-
-struct KeyRow {
-    id: uuid::Uuid,
-    tenant_id: String,
-    display_name: String,
-    scopes: Vec<String>,
-    created_at: OffsetDateTime,
-    revoked_at: Option<OffsetDateTime>,
-    expires_at: Option<OffsetDateTime>,
-    last_used_at: Option<OffsetDateTime>,
-}
-
-impl TryFrom<KeyRow> for Key {
-    type Error = Error;
-
-    fn try_from(row: KeyRow) -> Result<Self, Error> {
-        Ok(Self {
-            id: KeyId(row.id),
-            tenant: row::parse("api_keys.tenant_id", &row.tenant_id)?,
-            display_name: row.display_name,
-            scopes: row::parse_all("api_keys.scopes", &row.scopes)?,
-            created_at: row.created_at,
-            revoked_at: row.revoked_at,
-            expires_at: row.expires_at,
-            last_used_at: row.last_used_at,
-        })
-    }
+    Ok(inserted.fetch_optional(connection).await?)
 }

@@ -1,15 +1,15 @@
 //! The lease columns of `sessions`, and the fate of runs whose lease ends.
 
 use codelia_types::{
-    Incarnation, LeaseEpoch, LeaseToken, LostReason, Outcome, RunId, SessionId, TenantId, WorkerId,
+    Incarnation, LeaseEpoch, LeaseToken, LostReason, Outcome, SessionId, TenantId, WorkerId,
 };
-
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
 use crate::{
-    Error, HeldChanges, RunRef, SessionSpec, Store,
+    Error, HeldChanges, SessionSpec, Store,
     audit::{AuditLog, RunEnd, RunEnds},
+    pools::read_in_order,
     row, run,
 };
 
@@ -315,7 +315,7 @@ fn first_lease(
 /// Whether a command may have been started in the session, or a file call made. What ended before
 /// the last check of the session is in `used_at`, see `session_check.sql`.
 async fn may_have_files(tx: &mut PgConnection, session: SessionId) -> Result<bool, Error> {
-    run::read_in_order(tx).await?;
+    read_in_order(tx).await?;
     let found = sqlx::query_scalar!(
         r#"SELECT s.used_at IS NOT NULL
                OR (SELECT r.id FROM live_runs r WHERE r.session_id = s.id AND r.attempt > 1 LIMIT 1) IS NOT NULL
@@ -468,21 +468,12 @@ async fn resolve_orphan_runs(
     if orphans.is_empty() {
         return Ok((0, 0));
     }
-    let outcome = Outcome::Lost(LostReason::WorkerLost);
-    let orphans = orphans
-        .into_iter()
-        .map(|row| {
-            let tenant: TenantId = row::parse("live_runs.tenant_id", &row.tenant_id)?;
-            let worker: Option<WorkerId> =
-                row.worker_id.map(|text| row::parse("live_runs.worker_id", &text)).transpose()?;
-            Ok((RunId(row.id), SessionId(row.session_id), tenant, worker))
-        })
-        .collect::<Result<Vec<_>, Error>>()?;
-    let RunEnds { runs, events } =
-        log.run_ends(orphans.iter().map(|(id, session, tenant, worker)| {
-            let run = RunRef { id: *id, session: *session, tenant };
-            RunEnd { run, worker: worker.as_ref(), outcome: &outcome }
-        }));
+    let lost = |row: OrphanRow| {
+        let outcome = Outcome::Lost(LostReason::WorkerLost);
+        RunEnd::new(row.id, row.session_id, &row.tenant_id, row.worker_id.as_deref(), outcome)
+    };
+    let orphans = orphans.into_iter().map(lost).collect::<Result<Vec<_>, Error>>()?;
+    let RunEnds { runs, events, .. } = log.run_ends(&orphans);
     let row = sqlx::query_file!(
         "src/sql/orphan_runs_resolve.sql",
         &runs,

@@ -12,10 +12,8 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, postgres::PgConnectOptions};
 use tokio::time::timeout;
 
 use crate::{
-    DrainedBy, Error, EventBody, EventSubject, Heartbeat, NewWorker, Store,
-    audit::{self, AuditLog},
-    pools::Settings,
-    worker,
+    DrainedBy, Error, EventBody, EventSubject, Heartbeat, NewWorker, Store, audit::AuditLog,
+    pools::Settings, worker,
 };
 
 /// A connection for the heartbeat of one worker. Every call opens it if needed, and after a failed
@@ -86,8 +84,7 @@ impl LeaseConnection {
         subject: &EventSubject,
         body: &EventBody,
     ) -> Result<(), Error> {
-        self.call(async |connection| audit::insert(&self.audit, connection, subject, body).await)
-            .await
+        self.call(async |connection| self.audit.insert(connection, subject, body).await).await
     }
 
     /// Calls the database within the timeout.

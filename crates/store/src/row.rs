@@ -11,6 +11,14 @@ pub(crate) fn parse<T: FromStr>(column: &'static str, text: &str) -> Result<T, E
     text.parse().map_err(|_| Error::UnknownValue { column, value: text.to_owned() })
 }
 
+/// Parses a text column that may be null.
+pub(crate) fn parse_optional<T: FromStr>(
+    column: &'static str,
+    text: Option<&str>,
+) -> Result<Option<T>, Error> {
+    text.map(|text| parse(column, text)).transpose()
+}
+
 /// Parses a column that is an array of texts.
 pub(crate) fn parse_all<T: FromStr>(
     column: &'static str,
@@ -27,6 +35,11 @@ pub(crate) fn duration(interval: &PgInterval) -> Duration {
 /// Converts a column of microseconds.
 pub(crate) fn micros(column: i64) -> Duration {
     Duration::from_micros(column.unsigned_abs())
+}
+
+/// Converts a size or number, capped to what a column holds.
+pub(crate) fn bigint(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// Converts a duration, truncated to microseconds and capped so that `now() + interval` is a valid

@@ -10,7 +10,7 @@ use serde_json::json;
 use sqlx::{PgConnection, types::Json};
 use time::OffsetDateTime;
 
-use crate::{Error, EventBody, EventKind, EventSubject, Store, audit, row};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, row};
 
 /// Versions that are kept of each policy.
 pub const MAX_POLICY_VERSIONS: i64 = 100;
@@ -166,7 +166,7 @@ impl Store {
         };
         let subject = EventSubject::by(new.key, Some(&of.tenant));
         let body = EventBody { kind, field: Some("policy".to_owned()), detail };
-        audit::insert(&self.audit, tx, &subject, &body).await
+        self.audit.insert(tx, &subject, &body).await
     }
 
     /// Returns a version of the policy of a scope, or the one in effect. `None` if it does not

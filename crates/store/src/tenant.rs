@@ -3,13 +3,10 @@
 use codelia_policy::{IsolationLevel, LimitsRequest};
 use codelia_types::{KeyId, TenantId};
 use serde_json::json;
-use sqlx::{postgres::types::PgInterval, types::Json};
+use sqlx::{PgConnection, PgExecutor, types::Json};
 use time::OffsetDateTime;
 
-use crate::{
-    Error, EventBody, EventKind, EventSubject, Store, TenantRetention, audit,
-    error::is_unique_violation, row,
-};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, TenantRetention, row};
 
 /// Within this margin of a quota, inserts of a tenant are serialized so that they cannot exceed it
 /// together. Below it they run concurrently: fewer than this many are in flight.
@@ -130,12 +127,11 @@ pub struct StoredBytes {
     pub disk: i64,
 }
 
-/// A statement that reads tenants: its text up to the columns, the text after them, and its
+/// A statement that returns tenants: its text up to the columns, the text after them, and its
 /// arguments.
-macro_rules! tenant_rows {
+macro_rules! tenants {
     ($before:literal, $after:literal, $($argument:expr),* $(,)?) => {
-        sqlx::query_as!(
-            TenantRow,
+        sqlx::query!(
             $before
                 + r#" id, created_at, quota_sessions, quota_concurrent_runs, quota_queued_runs,
                       quota_requests_per_second, quota_output_bytes, quota_disk_bytes,
@@ -146,6 +142,37 @@ macro_rules! tenant_rows {
                 + $after,
             $($argument),*
         )
+        .try_map(|row| {
+            Ok(Tenant {
+                id: row::parse("tenants.id", &row.id)?,
+                created_at: row.created_at,
+                quotas: Quotas {
+                    sessions: row.quota_sessions,
+                    concurrent_runs: row.quota_concurrent_runs,
+                    queued_runs: row.quota_queued_runs,
+                    requests_per_second: row.quota_requests_per_second,
+                    output_bytes: row.quota_output_bytes,
+                    disk_bytes: row.quota_disk_bytes,
+                },
+                max_limits: row.max_limits.0,
+                floor: IsolationFloor {
+                    level: row::parse("tenants.isolation_floor", &row.isolation_floor)?,
+                    ask: row::parse_optional("tenants.isolation_ask_floor", row.isolation_ask_floor.as_deref())?,
+                    decision: row.floor_reason.zip(row.floor_set_at).map(|(reason, at)| FloorDecision {
+                        reason,
+                        key: row.floor_key.map(KeyId),
+                        at,
+                    }),
+                },
+                suspension: row.suspended_at.zip(row.suspend_reason),
+                deleted_at: row.deleted_at,
+                retention: TenantRetention {
+                    runs: row.retention_runs.as_ref().map(row::duration),
+                    output: row.retention_output.as_ref().map(row::duration),
+                    audit: row.retention_audit.as_ref().map(row::duration),
+                },
+            })
+        })
     };
 }
 
@@ -155,46 +182,15 @@ impl Store {
     /// # Errors
     /// [`Error::AlreadyExists`] if the id is taken.
     pub async fn tenant_create(&self, id: &TenantId, quotas: Quotas) -> Result<Tenant, Error> {
-        let inserted = sqlx::query!(
-            "INSERT INTO tenants (id, quota_sessions, quota_concurrent_runs, quota_queued_runs,
-                                  quota_requests_per_second, quota_output_bytes, quota_disk_bytes)
-             VALUES ($1, $2, $3, $4, $5, $6, $7)
-             RETURNING created_at",
-            id.as_str(),
-            quotas.sessions,
-            quotas.concurrent_runs,
-            quotas.queued_runs,
-            quotas.requests_per_second,
-            quotas.output_bytes,
-            quotas.disk_bytes,
-        )
-        .fetch_one(&self.pools.runs)
-        .await;
-        match inserted {
-            Ok(row) => Ok(Tenant {
-                id: id.clone(),
-                created_at: row.created_at,
-                quotas,
-                max_limits: LimitsRequest::default(),
-                floor: IsolationFloor { level: IsolationLevel::Full, ask: None, decision: None },
-                suspension: None,
-                deleted_at: None,
-                retention: TenantRetention::default(),
-            }),
-            Err(error) if is_unique_violation(&error, "tenants_pkey") => {
-                Err(Error::AlreadyExists { what: "tenant id" })
-            }
-            Err(error) => Err(error.into()),
-        }
+        tenant_insert(&self.pools.runs, id, quotas)
+            .await?
+            .ok_or(Error::AlreadyExists { what: "tenant id" })
     }
 
     /// Returns a tenant.
     pub async fn tenant_get(&self, id: &TenantId) -> Result<Option<Tenant>, Error> {
-        tenant_rows!("SELECT", "FROM tenants WHERE id = $1", id.as_str(),)
-            .fetch_optional(&self.pools.runs)
-            .await?
-            .map(Tenant::try_from)
-            .transpose()
+        let found = tenants!("SELECT", "FROM tenants WHERE id = $1", id.as_str());
+        Ok(found.fetch_optional(&self.pools.runs).await?)
     }
 
     /// Lists tenants in the order of their ids, after `after`. For operators.
@@ -203,17 +199,13 @@ impl Store {
         after: Option<&TenantId>,
         limit: i64,
     ) -> Result<Vec<Tenant>, Error> {
-        tenant_rows!(
+        let page = tenants!(
             "SELECT",
             "FROM tenants WHERE id > $1 ORDER BY id LIMIT $2",
             after.map_or("", TenantId::as_str),
             limit,
-        )
-        .fetch_all(&self.pools.reads)
-        .await?
-        .into_iter()
-        .map(Tenant::try_from)
-        .collect()
+        );
+        Ok(page.fetch_all(&self.pools.reads).await?)
     }
 
     /// Changes a tenant's quotas. For operators.
@@ -222,7 +214,7 @@ impl Store {
         id: &TenantId,
         change: QuotasChange,
     ) -> Result<Option<Tenant>, Error> {
-        tenant_rows!(
+        let updated = tenants!(
             "UPDATE tenants SET
                  quota_sessions = coalesce($2, quota_sessions),
                  quota_concurrent_runs = coalesce($3, quota_concurrent_runs),
@@ -240,11 +232,8 @@ impl Store {
             change.requests_per_second,
             change.output_bytes,
             change.disk_bytes,
-        )
-        .fetch_optional(&self.pools.runs)
-        .await?
-        .map(Tenant::try_from)
-        .transpose()
+        );
+        Ok(updated.fetch_optional(&self.pools.runs).await?)
     }
 
     /// Sets the highest limits that a tenant's sessions and runs may request. For operators.
@@ -253,17 +242,14 @@ impl Store {
         id: &TenantId,
         max: &LimitsRequest,
     ) -> Result<Option<Tenant>, Error> {
-        tenant_rows!(
+        let updated = tenants!(
             "UPDATE tenants SET max_limits = $2 WHERE id = $1
              RETURNING",
             "",
             id.as_str(),
             Json(max) as _,
-        )
-        .fetch_optional(&self.pools.runs)
-        .await?
-        .map(Tenant::try_from)
-        .transpose()
+        );
+        Ok(updated.fetch_optional(&self.pools.runs).await?)
     }
 
     /// Sets the isolation floor of a tenant, with the lowest level that runs may ask for, and
@@ -272,12 +258,13 @@ impl Store {
     pub async fn tenant_set_floor(
         &self,
         id: &TenantId,
-        (level, ask): (IsolationLevel, Option<IsolationLevel>),
+        level: IsolationLevel,
+        ask: Option<IsolationLevel>,
         reason: &str,
         key: Option<KeyId>,
     ) -> Result<Option<Tenant>, Error> {
         let mut tx = self.pools.runs.begin().await?;
-        let updated = tenant_rows!(
+        let updated = tenants!(
             "UPDATE tenants SET isolation_floor = $2, isolation_ask_floor = $5,
                                   floor_reason = $3, floor_key = $4, floor_set_at = now()
              WHERE id = $1
@@ -299,9 +286,35 @@ impl Store {
         let subject = EventSubject { tenant: Some(id.clone()), key, ..EventSubject::default() };
         let field = Some("isolation_floor".to_owned());
         let body = EventBody { kind: EventKind::IsolationFloorSet, field, detail };
-        audit::insert(&self.audit, &mut *tx, &subject, &body).await?;
-        tx.commit().await?;
-        updated.try_into().map(Some)
+        self.audit.commit(tx, &subject, &body).await?;
+        Ok(Some(updated))
+    }
+
+    /// Sets how long the rows of a tenant are kept, and records an event. For operators.
+    pub async fn tenant_set_retention(
+        &self,
+        id: &TenantId,
+        retention: &TenantRetention,
+        key: KeyId,
+    ) -> Result<Option<Tenant>, Error> {
+        let mut tx = self.pools.runs.begin().await?;
+        let updated = sqlx::query!(
+            "UPDATE tenants SET retention_runs = $2, retention_output = $3, retention_audit = $4
+             WHERE id = $1",
+            id.as_str(),
+            retention.runs.map(row::interval) as _,
+            retention.output.map(row::interval) as _,
+            retention.audit.map(row::interval) as _,
+        )
+        .execute(&mut *tx)
+        .await?;
+        if updated.rows_affected() > 0 {
+            let field = Some("retention".to_owned());
+            let body =
+                EventBody { kind: EventKind::RetentionSet, field, detail: retention.detail() };
+            self.audit.commit(tx, &EventSubject::by(key, Some(id)), &body).await?;
+        }
+        self.tenant_get(id).await
     }
 
     /// Returns the current usage of a tenant.
@@ -347,62 +360,40 @@ impl Store {
     }
 }
 
-struct TenantRow {
-    id: String,
-    created_at: OffsetDateTime,
-    quota_sessions: i64,
-    quota_concurrent_runs: i64,
-    quota_queued_runs: i64,
-    quota_requests_per_second: i64,
-    quota_output_bytes: i64,
-    quota_disk_bytes: i64,
-    max_limits: Json<LimitsRequest>,
-    isolation_floor: String,
-    isolation_ask_floor: Option<String>,
-    floor_reason: Option<String>,
-    floor_key: Option<uuid::Uuid>,
-    floor_set_at: Option<OffsetDateTime>,
-    suspended_at: Option<OffsetDateTime>,
-    suspend_reason: Option<String>,
-    deleted_at: Option<OffsetDateTime>,
-    retention_runs: Option<PgInterval>,
-    retention_output: Option<PgInterval>,
-    retention_audit: Option<PgInterval>,
+/// Inserts a tenant; `None` if there is one with this id.
+async fn tenant_insert(
+    executor: impl PgExecutor<'_>,
+    id: &TenantId,
+    quotas: Quotas,
+) -> Result<Option<Tenant>, Error> {
+    let inserted = tenants!(
+        "INSERT INTO tenants (id, quota_sessions, quota_concurrent_runs, quota_queued_runs,
+                              quota_requests_per_second, quota_output_bytes, quota_disk_bytes)
+         VALUES ($1, $2, $3, $4, $5, $6, $7)
+         ON CONFLICT (id) DO NOTHING
+         RETURNING",
+        "",
+        id.as_str(),
+        quotas.sessions,
+        quotas.concurrent_runs,
+        quotas.queued_runs,
+        quotas.requests_per_second,
+        quotas.output_bytes,
+        quotas.disk_bytes,
+    );
+    Ok(inserted.fetch_optional(executor).await?)
 }
 
-impl TryFrom<TenantRow> for Tenant {
-    type Error = Error;
-
-    fn try_from(row: TenantRow) -> Result<Self, Error> {
-        Ok(Self {
-            id: row::parse("tenants.id", &row.id)?,
-            created_at: row.created_at,
-            quotas: Quotas {
-                sessions: row.quota_sessions,
-                concurrent_runs: row.quota_concurrent_runs,
-                queued_runs: row.quota_queued_runs,
-                requests_per_second: row.quota_requests_per_second,
-                output_bytes: row.quota_output_bytes,
-                disk_bytes: row.quota_disk_bytes,
-            },
-            max_limits: row.max_limits.0,
-            floor: IsolationFloor {
-                level: row::parse("tenants.isolation_floor", &row.isolation_floor)?,
-                ask: row
-                    .isolation_ask_floor
-                    .map(|level| row::parse("tenants.isolation_ask_floor", &level))
-                    .transpose()?,
-                decision: row.floor_reason.zip(row.floor_set_at).map(|(reason, at)| {
-                    FloorDecision { reason, key: row.floor_key.map(KeyId), at }
-                }),
-            },
-            suspension: row.suspended_at.zip(row.suspend_reason),
-            deleted_at: row.deleted_at,
-            retention: TenantRetention::from_columns([
-                row.retention_runs,
-                row.retention_output,
-                row.retention_audit,
-            ]),
-        })
-    }
+/// Inserts a tenant with the default quotas if there is none with this id. Returns whether the
+/// tenant can be used then.
+pub(crate) async fn tenant_insert_if_absent(
+    connection: &mut PgConnection,
+    id: &TenantId,
+) -> Result<bool, Error> {
+    tenant_insert(&mut *connection, id, Quotas::default()).await?;
+    let usable = sqlx::query_scalar!(
+        "SELECT true FROM tenants WHERE id = $1 AND suspended_at IS NULL AND deleted_at IS NULL",
+        id.as_str(),
+    );
+    Ok(usable.fetch_optional(connection).await?.is_some())
 }

@@ -6,8 +6,7 @@ use serde_json::json;
 
 use crate::{
     Error, EventBody, EventKind, EventSubject, Store, Tenant,
-    audit::{self, RunEnds},
-    run::EndingRun,
+    audit::{RunEnd, RunEnds},
 };
 
 /// The reason of canceled runs, which their tenant reads.
@@ -44,9 +43,8 @@ impl Store {
         .await?;
         if suspended.rows_affected() > 0 {
             let body = EventBody::new(EventKind::TenantSuspended, json!({ "reason": reason }));
-            audit::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(id)), &body).await?;
+            self.audit.commit(tx, &EventSubject::by(key, Some(id)), &body).await?;
         }
-        tx.commit().await?;
         self.tenant_get(id).await
     }
 
@@ -62,9 +60,8 @@ impl Store {
         .await?;
         if resumed.rows_affected() > 0 {
             let body = EventBody::new(EventKind::TenantResumed, json!({}));
-            audit::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(id)), &body).await?;
+            self.audit.commit(tx, &EventSubject::by(key, Some(id)), &body).await?;
         }
-        tx.commit().await?;
         self.tenant_get(id).await
     }
 
@@ -92,9 +89,8 @@ impl Store {
         .await?;
         if deleted.rows_affected() > 0 {
             let body = EventBody::new(EventKind::TenantDeleted, json!({ "tenant": id }));
-            audit::insert(&self.audit, &mut *tx, &EventSubject::by(key, None), &body).await?;
+            self.audit.commit(tx, &EventSubject::by(key, None), &body).await?;
         }
-        tx.commit().await?;
         let found = self.tenant_get(id).await?;
         Ok(found.map_or(TenantDeletion::NotFound, |tenant| TenantDeletion::Begun(Box::new(tenant))))
     }
@@ -130,9 +126,9 @@ impl Store {
         .await?;
         let ending = due
             .into_iter()
-            .map(|row| EndingRun::new(row.id, row.session_id, &row.tenant_id, Outcome::Canceled))
+            .map(|row| RunEnd::new(row.id, row.session_id, &row.tenant_id, None, Outcome::Canceled))
             .collect::<Result<Vec<_>, Error>>()?;
-        let RunEnds { runs, events } = self.audit.run_ends(ending.iter().map(EndingRun::end));
+        let RunEnds { runs, events, .. } = self.audit.run_ends(&ending);
         sqlx::query!(
             r#"WITH due AS (
                    SELECT r.id, r.state FROM tenants t JOIN live_runs r ON r.tenant_id = t.id

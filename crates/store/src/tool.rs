@@ -4,11 +4,10 @@
 use codelia_policy::{IsolationLevel, RunTool, ToolDeclaration};
 use codelia_types::{KeyId, RunId, TenantId, ToolId};
 use serde_json::{Value, json};
-use sqlx::{PgConnection, types::Json};
+use sqlx::{PgConnection, PgExecutor, types::Json};
 use time::OffsetDateTime;
-use uuid::Uuid;
 
-use crate::{AssignedRun, Error, EventBody, EventKind, EventSubject, Store, audit, row};
+use crate::{AssignedRun, Error, EventBody, EventKind, EventSubject, Store, row};
 
 /// Tools of a tenant.
 pub const MAX_TOOLS: i64 = 1000;
@@ -108,24 +107,43 @@ pub enum ToolWithdrawn {
 /// The answer to a change: the tool as it is now.
 pub type ToolChanged = Result<Tool, ToolNotChanged>;
 
+/// Selects tools by a condition and its arguments.
 macro_rules! select_tools {
     ($condition:literal, $($argument:expr),*) => {
-        sqlx::query_as!(
-            ToolRow,
+        sqlx::query!(
             r#"SELECT tenant_id, id, version, declaration AS "declaration: Json<ToolDeclaration>", key_id, created_at,
                       updated_at, approved_reason, approved_key, approved_at, quarantined_at, quarantine_reason,
                       quarantine_key, quarantine_run
                FROM tools WHERE "# + $condition,
             $($argument),*
         )
+        .try_map(|row| {
+            let approval = row.approved_reason.zip(row.approved_key).zip(row.approved_at);
+            let quarantine = row.quarantine_reason.zip(row.quarantined_at);
+            Ok(Tool {
+                tenant: row::parse("tools.tenant_id", &row.tenant_id)?,
+                id: row::parse("tools.id", &row.id)?,
+                version: row.version,
+                declaration: row.declaration.0,
+                key: KeyId(row.key_id),
+                created_at: row.created_at,
+                updated_at: row.updated_at,
+                approval: approval.map(|((reason, key), at)| ToolApproval { reason, key: KeyId(key), at }),
+                quarantine: quarantine.map(|(reason, at)| ToolQuarantine {
+                    reason,
+                    key: row.quarantine_key.map(KeyId),
+                    run: row.quarantine_run.map(RunId),
+                    at,
+                }),
+            })
+        })
     };
 }
 
 impl Store {
     /// Returns a tool.
     pub async fn tool_get(&self, tenant: &TenantId, id: &ToolId) -> Result<Option<Tool>, Error> {
-        let row = select_tools!("tenant_id = $1 AND id = $2", tenant.as_str(), id.as_str());
-        row.fetch_optional(&self.pools.runs).await?.map(Tool::try_from).transpose()
+        get(&self.pools.runs, tenant, id).await
     }
 
     /// Lists the tools of a tenant in the order of their ids, after `after`.
@@ -135,13 +153,13 @@ impl Store {
         after: Option<&ToolId>,
         limit: i64,
     ) -> Result<Vec<Tool>, Error> {
-        let rows = select_tools!(
+        let page = select_tools!(
             "tenant_id = $1 AND id > $2 ORDER BY id LIMIT $3",
             tenant.as_str(),
             after.map_or("", ToolId::as_str),
             limit
         );
-        rows.fetch_all(&self.pools.reads).await?.into_iter().map(Tool::try_from).collect()
+        Ok(page.fetch_all(&self.pools.reads).await?)
     }
 
     /// Creates a tool or replaces its declaration, if it has the expected version. A changed
@@ -153,7 +171,7 @@ impl Store {
         expected: Option<i64>,
     ) -> Result<ToolChanged, Error> {
         let mut tx = self.tenant_lock(change.tenant).await?;
-        let present = get(&mut tx, change).await?;
+        let present = get(&mut *tx, change.tenant, change.id).await?;
         let version = present.as_ref().map_or(0, |tool| tool.version);
         if expected.is_some_and(|expected| expected != version) {
             return Ok(Err(ToolNotChanged::Version(version)));
@@ -194,7 +212,7 @@ impl Store {
         change: ToolChange<'_>,
     ) -> Result<Result<(), ToolNotChanged>, Error> {
         let mut tx = self.tenant_lock(change.tenant).await?;
-        let Some(tool) = get(&mut tx, change).await? else {
+        let Some(tool) = get(&mut *tx, change.tenant, change.id).await? else {
             return Ok(Err(ToolNotChanged::NotFound));
         };
         if let Some(quarantine) = tool.quarantine {
@@ -212,8 +230,7 @@ impl Store {
             EventKind::ToolDeleted,
             json!({ "tool": change.id.as_str(), "version": tool.version }),
         );
-        audit::insert(&self.audit, &mut *tx, &subject(change), &body).await?;
-        tx.commit().await?;
+        self.audit.commit(tx, &subject(change), &body).await?;
         Ok(Ok(()))
     }
 
@@ -222,11 +239,12 @@ impl Store {
     pub async fn tool_approve(
         &self,
         change: ToolChange<'_>,
-        (version, level): (i64, IsolationLevel),
+        version: i64,
+        level: IsolationLevel,
         reason: &str,
     ) -> Result<ToolChanged, Error> {
         let mut tx = self.tenant_lock(change.tenant).await?;
-        let Some(tool) = get(&mut tx, change).await? else {
+        let Some(tool) = get(&mut *tx, change.tenant, change.id).await? else {
             return Ok(Err(ToolNotChanged::NotFound));
         };
         if tool.version != version {
@@ -263,11 +281,22 @@ impl Store {
         reason: &str,
     ) -> Result<ToolChanged, Error> {
         let mut tx = self.tenant_lock(change.tenant).await?;
-        let is_new =
-            quarantine(&mut tx, change.tenant, change.id, reason, (Some(change.key), None)).await?;
+        let is_new = sqlx::query_scalar!(
+            "SELECT quarantine_tool($1, $2, $3, $4, NULL)",
+            change.tenant.as_str(),
+            change.id.as_str(),
+            reason,
+            change.key.0,
+        )
+        .fetch_one(&mut *tx)
+        .await?;
         match is_new {
             None => return Ok(Err(ToolNotChanged::NotFound)),
-            Some(false) => return Ok(get(&mut tx, change).await?.ok_or(ToolNotChanged::NotFound)),
+            Some(false) => {
+                return Ok(get(&mut *tx, change.tenant, change.id)
+                    .await?
+                    .ok_or(ToolNotChanged::NotFound));
+            }
             Some(true) => {}
         }
         self.tool_finish(tx, change, EventKind::ToolQuarantined, json!({ "reason": reason })).await
@@ -289,7 +318,9 @@ impl Store {
         .execute(&mut *tx)
         .await?;
         if released.rows_affected() == 0 {
-            return Ok(get(&mut tx, change).await?.ok_or(ToolNotChanged::NotFound));
+            return Ok(get(&mut *tx, change.tenant, change.id)
+                .await?
+                .ok_or(ToolNotChanged::NotFound));
         }
         self.tool_finish(tx, change, EventKind::ToolReleased, json!({ "reason": reason })).await
     }
@@ -333,9 +364,9 @@ impl Store {
             raise_version(&mut tx, change.tenant).await?;
         }
         detail["tool"] = json!(change.id.as_str());
-        audit::insert(&self.audit, &mut *tx, &subject(change), &EventBody::new(kind, detail))
-            .await?;
-        let tool = get(&mut tx, change).await?;
+        let body = EventBody::new(kind, detail);
+        self.audit.insert(&mut *tx, &subject(change), &body).await?;
+        let tool = get(&mut *tx, change.tenant, change.id).await?;
         tx.commit().await?;
         Ok(tool.ok_or(ToolNotChanged::NotFound))
     }
@@ -345,11 +376,14 @@ fn subject(change: ToolChange<'_>) -> EventSubject {
     EventSubject::by(change.key, Some(change.tenant))
 }
 
-/// The tool that a change names.
-async fn get(tx: &mut PgConnection, change: ToolChange<'_>) -> Result<Option<Tool>, Error> {
-    let row =
-        select_tools!("tenant_id = $1 AND id = $2", change.tenant.as_str(), change.id.as_str());
-    row.fetch_optional(tx).await?.map(Tool::try_from).transpose()
+/// Reads a tool, also inside a transaction.
+async fn get(
+    executor: impl PgExecutor<'_>,
+    tenant: &TenantId,
+    id: &ToolId,
+) -> Result<Option<Tool>, Error> {
+    let found = select_tools!("tenant_id = $1 AND id = $2", tenant.as_str(), id.as_str());
+    Ok(found.fetch_optional(executor).await?)
 }
 
 async fn count(tx: &mut PgConnection, tenant: &TenantId) -> Result<i64, Error> {
@@ -369,71 +403,4 @@ async fn raise_version(tx: &mut PgConnection, tenant: &TenantId) -> Result<(), E
     .execute(tx)
     .await?;
     Ok(())
-}
-
-/// Quarantines a tool. Returns whether it was not quarantined before, `None` if it does not exist.
-pub(crate) async fn quarantine(
-    tx: &mut PgConnection,
-    tenant: &TenantId,
-    id: &ToolId,
-    reason: &str,
-    (key, run): (Option<KeyId>, Option<RunId>),
-) -> Result<Option<bool>, Error> {
-    let is_new = sqlx::query_scalar!(
-        "SELECT quarantine_tool($1, $2, $3, $4, $5)",
-        tenant.as_str(),
-        id.as_str(),
-        reason,
-        key.map(|key| key.0),
-        run.map(|run| run.0),
-    )
-    .fetch_one(tx)
-    .await?;
-    Ok(is_new)
-}
-
-struct ToolRow {
-    tenant_id: String,
-    id: String,
-    version: i64,
-    declaration: Json<ToolDeclaration>,
-    key_id: Uuid,
-    created_at: OffsetDateTime,
-    updated_at: OffsetDateTime,
-    approved_reason: Option<String>,
-    approved_key: Option<Uuid>,
-    approved_at: Option<OffsetDateTime>,
-    quarantined_at: Option<OffsetDateTime>,
-    quarantine_reason: Option<String>,
-    quarantine_key: Option<Uuid>,
-    quarantine_run: Option<Uuid>,
-}
-
-impl TryFrom<ToolRow> for Tool {
-    type Error = Error;
-
-    fn try_from(row: ToolRow) -> Result<Self, Error> {
-        let approval = row.approved_reason.zip(row.approved_key).zip(row.approved_at);
-        let quarantine = row.quarantine_reason.zip(row.quarantined_at);
-        Ok(Self {
-            tenant: row::parse("tools.tenant_id", &row.tenant_id)?,
-            id: row::parse("tools.id", &row.id)?,
-            version: row.version,
-            declaration: row.declaration.0,
-            key: KeyId(row.key_id),
-            created_at: row.created_at,
-            updated_at: row.updated_at,
-            approval: approval.map(|((reason, key), at)| ToolApproval {
-                reason,
-                key: KeyId(key),
-                at,
-            }),
-            quarantine: quarantine.map(|(reason, at)| ToolQuarantine {
-                reason,
-                key: row.quarantine_key.map(KeyId),
-                run: row.quarantine_run.map(RunId),
-                at,
-            }),
-        })
-    }
 }

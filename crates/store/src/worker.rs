@@ -1,13 +1,13 @@
 //! The table `workers`: one heartbeat row for each worker. All its leases expire with it.
 
-use std::{str::FromStr, time::Duration};
+use std::time::Duration;
 
 use codelia_types::{Incarnation, Mode, SessionId, WorkerId};
 use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, Store, row};
+use crate::{Error, Store, row, words::words};
 
 /// A worker as operators see it.
 #[derive(Debug, Clone)]
@@ -47,27 +47,15 @@ pub struct DiskSpace {
     pub is_short: bool,
 }
 
-/// The state of a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WorkerState {
-    /// It acquires sessions.
-    Ready,
-    /// It acquires no sessions and starts no runs.
-    Draining,
-    /// Its lease expired, or it left.
-    Gone,
-}
-
-impl FromStr for WorkerState {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "ready" => Ok(Self::Ready),
-            "draining" => Ok(Self::Draining),
-            "left" => Ok(Self::Gone),
-            _ => Err(()),
-        }
+words! {
+    /// The state of a worker.
+    WorkerState {
+        /// It acquires sessions.
+        Ready = "ready",
+        /// It acquires no sessions and starts no runs.
+        Draining = "draining",
+        /// Its lease expired, or it left.
+        Gone = "left",
     }
 }
 
@@ -133,8 +121,7 @@ pub struct WorkerCandidate {
 /// Selects workers by a condition and its arguments.
 macro_rules! select_workers {
     ($condition:literal, $($argument:expr),*) => {
-        sqlx::query_as!(
-            WorkerRow,
+        sqlx::query!(
             r#"SELECT w.id, w.modes, w.watched_modes, w.slots, w.busy_slots, w.heartbeat_at, w.version, w.address,
                       w.disk_free_bytes, w.disk_reserve_bytes, w.disk_is_short,
                       CASE WHEN w.lease_until > now() THEN w.state ELSE 'left' END AS "state!",
@@ -143,49 +130,27 @@ macro_rules! select_workers {
                FROM workers w WHERE "# + $condition,
             $($argument),*
         )
-    };
-}
-
-struct WorkerRow {
-    id: String,
-    modes: Vec<String>,
-    watched_modes: Vec<String>,
-    slots: i32,
-    busy_slots: i32,
-    heartbeat_at: OffsetDateTime,
-    version: String,
-    address: String,
-    state: String,
-    sessions: i64,
-    disk_free_bytes: Option<i64>,
-    disk_reserve_bytes: Option<i64>,
-    disk_is_short: bool,
-}
-
-impl TryFrom<WorkerRow> for Worker {
-    type Error = Error;
-
-    fn try_from(row: WorkerRow) -> Result<Self, Error> {
-        Ok(Self {
-            id: row::parse("workers.id", &row.id)?,
-            state: row::parse("workers.state", &row.state)?,
-            modes: row::parse_all("workers.modes", &row.modes)?,
-            watched_modes: row::parse_all("workers.watched_modes", &row.watched_modes)?,
-            slots: row.slots,
-            busy_slots: row.busy_slots,
-            sessions: row.sessions,
-            heartbeat_at: row.heartbeat_at,
-            version: row.version,
-            address: row.address,
-            disk: row.disk_free_bytes.zip(row.disk_reserve_bytes).map(|(free, reserve)| {
-                DiskSpace {
+        .try_map(|row| {
+            let disk = row.disk_free_bytes.zip(row.disk_reserve_bytes);
+            Ok(Worker {
+                id: row::parse("workers.id", &row.id)?,
+                state: row::parse("workers.state", &row.state)?,
+                modes: row::parse_all("workers.modes", &row.modes)?,
+                watched_modes: row::parse_all("workers.watched_modes", &row.watched_modes)?,
+                slots: row.slots,
+                busy_slots: row.busy_slots,
+                sessions: row.sessions,
+                heartbeat_at: row.heartbeat_at,
+                version: row.version,
+                address: row.address,
+                disk: disk.map(|(free, reserve)| DiskSpace {
                     free: free.unsigned_abs(),
                     reserve: reserve.unsigned_abs(),
                     is_short: row.disk_is_short,
-                }
-            }),
+                }),
+            })
         })
-    }
+    };
 }
 
 impl Store {
@@ -227,8 +192,8 @@ impl Store {
              WHERE id = $1 AND incarnation = $2",
             id.as_str(),
             incarnation.0,
-            i64::try_from(space.free).unwrap_or(i64::MAX),
-            i64::try_from(space.reserve).unwrap_or(i64::MAX),
+            row::bigint(space.free),
+            row::bigint(space.reserve),
             space.is_short,
         )
         .execute(&self.pools.upkeep)
@@ -281,16 +246,13 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<Worker>, Error> {
         let after = after.map_or("", WorkerId::as_str);
-        let rows = select_workers!("w.id > $1 ORDER BY w.id LIMIT $2", after, limit)
-            .fetch_all(&self.pools.reads)
-            .await?;
-        rows.into_iter().map(Worker::try_from).collect()
+        let page = select_workers!("w.id > $1 ORDER BY w.id LIMIT $2", after, limit);
+        Ok(page.fetch_all(&self.pools.reads).await?)
     }
 
     async fn worker_get(&self, id: &WorkerId) -> Result<Option<Worker>, Error> {
-        let row =
-            select_workers!("w.id = $1", id.as_str()).fetch_optional(&self.pools.reads).await?;
-        row.map(Worker::try_from).transpose()
+        let found = select_workers!("w.id = $1", id.as_str());
+        Ok(found.fetch_optional(&self.pools.reads).await?)
     }
 
     /// Deletes the rows of workers that have been gone for a day and hold no session, at most
@@ -317,7 +279,7 @@ impl Store {
         session: SessionId,
         mode: Mode,
     ) -> Result<Vec<WorkerCandidate>, Error> {
-        let rows = sqlx::query!(
+        let found = sqlx::query!(
             "SELECT w.id, w.incarnation, w.address, w.slots, w.busy_slots
              FROM workers w JOIN sessions s ON s.id = $1
              WHERE w.state = 'ready' AND w.lease_until > now() AND $2 = ANY (w.modes)
@@ -328,19 +290,16 @@ impl Store {
             session.0,
             mode.as_str(),
         )
-        .fetch_all(&self.pools.runs)
-        .await?;
-        rows.into_iter()
-            .map(|row| {
-                Ok(WorkerCandidate {
-                    id: row::parse("workers.id", &row.id)?,
-                    incarnation: Incarnation(row.incarnation),
-                    address: row.address,
-                    slots: row.slots,
-                    busy_slots: row.busy_slots,
-                })
+        .try_map(|row| {
+            Ok(WorkerCandidate {
+                id: row::parse("workers.id", &row.id)?,
+                incarnation: Incarnation(row.incarnation),
+                address: row.address,
+                slots: row.slots,
+                busy_slots: row.busy_slots,
             })
-            .collect()
+        });
+        Ok(found.fetch_all(&self.pools.runs).await?)
     }
 
     /// Returns the modes that live workers, ready or draining, support.

@@ -407,7 +407,7 @@ async fn callers(cluster: &Cluster, defects: &[Defect]) -> Result<(Vec<Callers>,
             .clone(),
         watch_overlap: i64::from(defects.contains(&Defect::WatchOverlap)),
     };
-    let secret = cluster.key(TENANT_NAMES[0], &Scope::ALL).await?;
+    let secret = cluster.key(TENANT_NAMES[0], Scope::ALL).await?;
     let operator = clients[0][0].with_secret(&secret)?;
     Ok(((0..TENANT_NAMES.len()).map(callers).collect(), operator))
 }

@@ -128,7 +128,7 @@ impl Admin {
         }
         let reason = validate::reason(wire.reason)?;
         let store = &self.context.store;
-        let tenant = store.tenant_set_floor(&id, (level, ask), &reason, Some(caller.key)).await?;
+        let tenant = store.tenant_set_floor(&id, level, ask, &reason, Some(caller.key)).await?;
         self.with_usage(&tenant.ok_or_else(|| tenant_not_found(&id))?).await
     }
 

@@ -145,7 +145,7 @@ impl Tools {
         let level = level.to_level().ok_or_else(|| ApiError::invalid("level", "required"))?;
         let reason = validate::reason(wire.reason)?;
         let change = ToolChange { tenant: &tenant, id: &id, key: caller.key };
-        changed(&id, self.context.store.tool_approve(change, (wire.version, level), &reason).await?)
+        changed(&id, self.context.store.tool_approve(change, wire.version, level, &reason).await?)
     }
 
     async fn quarantine(

@@ -374,7 +374,7 @@ impl Api {
         let (scratch, stop) = (Scratch::new()?, CancellationToken::new());
         let tenant: TenantId = "acme".parse()?;
         store.tenant_create(&tenant, Quotas::default()).await?;
-        store.tenant_set_floor(&tenant, (IsolationLevel::None, None), "a test", None).await?;
+        store.tenant_set_floor(&tenant, IsolationLevel::None, None, "a test", None).await?;
         let (secret, secret_hash) = codelia_api::generate_secret();
         let new = NewKey {
             tenant: &tenant,

@@ -86,7 +86,7 @@ async fn create(
         tenant,
         display_name: DISPLAY_NAME,
         secret_hash: codelia_api::hash_secret(secret),
-        scopes: &Scope::ALL,
+        scopes: Scope::ALL,
         expires_at: None,
     };
     match store.operator_bootstrap(key, force).await {

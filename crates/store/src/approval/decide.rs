@@ -5,12 +5,13 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{
-    Approval, ApprovalReach, ApprovalScope, ApprovalState, MAX_GRANTS, expire,
+    expire,
     list::get,
     permitted::{Permitted, Withdrawn},
-    request, shortened,
+    record::{Approval, ApprovalReach, ApprovalScope, ApprovalState, MAX_GRANTS, shortened},
+    request,
 };
-use crate::{Error, EventKind, Store, audit, row};
+use crate::{Error, EventKind, Store, row};
 
 /// A person's decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +22,7 @@ pub struct Decision {
     pub reach: Option<ApprovalReach>,
     /// The key that decides.
     pub key: KeyId,
-    /// Why; cut after [`MAX_APPROVAL_TEXT`](super::MAX_APPROVAL_TEXT) bytes.
+    /// Why; cut after [`MAX_APPROVAL_TEXT`](crate::MAX_APPROVAL_TEXT) bytes.
     pub reason: Option<String>,
     /// What the installation permits now.
     pub permitted: Permitted,
@@ -85,7 +86,7 @@ pub struct RunToWake {
 pub struct Revocation {
     /// The key.
     pub key: KeyId,
-    /// Why; cut after [`MAX_APPROVAL_TEXT`](super::MAX_APPROVAL_TEXT) bytes.
+    /// Why; cut after [`MAX_APPROVAL_TEXT`](crate::MAX_APPROVAL_TEXT) bytes.
     pub reason: Option<String>,
 }
 
@@ -142,8 +143,8 @@ impl Store {
             None => EventKind::ApprovalDenied,
         };
         let body = approval.event(kind, approval.reason.as_deref());
-        audit::insert(&self.audit, &mut *tx, &approval.event_subject(Some(decision.key)), &body)
-            .await?;
+        let subject = approval.event_subject(Some(decision.key));
+        self.audit.insert(&mut *tx, &subject, &body).await?;
         let run = match (held, decision.allow) {
             (Some((run, _)), Some(_)) => queue_held(&mut tx, &approval).await?.then_some(run),
             (Some(_), None) => {
@@ -183,9 +184,7 @@ impl Store {
             return Ok(DecisionResult::NotDecided(NotDecided::NotGranted(Box::new(approval))));
         }
         let body = approval.event(EventKind::ApprovalRevoked, approval.revoke_reason.as_deref());
-        audit::insert(&self.audit, &mut *tx, &approval.event_subject(Some(revocation.key)), &body)
-            .await?;
-        tx.commit().await?;
+        self.audit.commit(tx, &approval.event_subject(Some(revocation.key)), &body).await?;
         Ok(DecisionResult::Decided { approval: Box::new(approval), run: None })
     }
 }

@@ -5,12 +5,8 @@ use codelia_types::{ApprovalId, Outcome, Reason, Refusal, RunId};
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use super::{Approval, select_approvals};
-use crate::{
-    Error, EventKind, Retention, RunRef, Store, audit,
-    audit::{AuditLog, RunEnd, RunEnds},
-    row,
-};
+use super::record::{Approval, select_approvals};
+use crate::{Error, EventKind, Retention, RunRef, Store, audit::AuditLog, row};
 
 impl Store {
     /// Records that pending approvals have expired, at most `limit`, and ends the runs that wait
@@ -115,11 +111,10 @@ async fn mark(log: &AuditLog, tx: &mut PgConnection, ids: &[Uuid]) -> Result<Vec
     )
     .fetch_all(&mut *tx)
     .await?;
-    let rows = select_approvals!("a.id = ANY ($1)", &marked).fetch_all(&mut *tx).await?;
-    let expired = rows.into_iter().map(Approval::try_from).collect::<Result<Vec<_>, Error>>()?;
+    let expired = select_approvals!("a.id = ANY ($1)", &marked).fetch_all(&mut *tx).await?;
     for approval in &expired {
         let body = approval.event(EventKind::ApprovalExpired, None);
-        audit::insert(log, &mut *tx, &approval.event_subject(None), &body).await?;
+        log.insert(&mut *tx, &approval.event_subject(None), &body).await?;
     }
     Ok(expired)
 }
@@ -130,15 +125,18 @@ pub(super) async fn end_held(
     tx: &mut PgConnection,
     ends: &[(&Approval, Outcome)],
 ) -> Result<(), Error> {
-    let (mut approvals, mut outcomes, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    let mut approvals = Vec::new();
+    let mut runs = Vec::new();
+    let mut outcomes = Vec::new();
+    let mut events = log.columns();
     for (approval, outcome) in ends {
         let Some(id) = approval.run else { continue };
         let run = RunRef { id, session: approval.session, tenant: &approval.tenant };
-        waiting.push(RunEnd { run, worker: None, outcome });
         approvals.push(approval.id.0);
+        runs.push(id.0);
         outcomes.push(Json(outcome));
+        events.push(log.run_end(run, None, outcome));
     }
-    let RunEnds { runs, events } = log.run_ends(waiting);
     sqlx::query_file!(
         "src/sql/held_runs_end.sql",
         &approvals,

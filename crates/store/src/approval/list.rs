@@ -1,11 +1,13 @@
 //! Reading approvals for callers.
 
+use std::collections::HashMap;
+
 use codelia_types::{ApprovalId, RunId, SessionId, TenantId};
 use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{Approval, ApprovalKind, ApprovalRow, select_approvals};
+use super::record::{Approval, ApprovalKind, select_approvals};
 use crate::{Error, Store};
 
 /// Which approvals to list.
@@ -47,16 +49,13 @@ impl Store {
         tenant: &TenantId,
         run: RunId,
     ) -> Result<Option<Approval>, Error> {
-        select_approvals!(
+        let found = select_approvals!(
             "a.run_id = $1 AND a.tenant_id || '' = $2 AND a.kind <> ALL ($3) ORDER BY a.id DESC LIMIT 1",
             run.0,
             tenant.as_str(),
             &ApprovalKind::OF_RUNNING.map(|kind| kind.as_str().to_owned()),
-        )
-        .fetch_optional(&self.pools.reads)
-        .await?
-        .map(Approval::try_from)
-        .transpose()
+        );
+        Ok(found.fetch_optional(&self.pools.reads).await?)
     }
 
     /// Lists a tenant's approvals, newest first.
@@ -67,7 +66,8 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<Approval>, Error> {
         let before = filter.before.map_or(Uuid::max(), |id| id.0);
-        let (tenant, session) = (tenant.as_str(), filter.session.map(|id| id.0));
+        let tenant = tenant.as_str();
+        let session = filter.session.map(|id| id.0);
         macro_rules! page {
             ($condition:literal) => {
                 select_approvals!(
@@ -82,7 +82,7 @@ impl Store {
                 .await?
             };
         }
-        let rows = match filter.status {
+        let page = match filter.status {
             ApprovalStatus::Pending => {
                 page!(
                     "AND a.state = 'pending' AND a.expires_at > now() ORDER BY a.id DESC LIMIT $4"
@@ -94,7 +94,7 @@ impl Store {
             ),
             ApprovalStatus::Any => page!("ORDER BY a.tenant_id DESC, a.id DESC LIMIT $4"),
         };
-        parse(rows)
+        Ok(page)
     }
 
     /// Lists a tenant's approvals that changed since a time of the database, in this order.
@@ -117,12 +117,12 @@ impl Store {
             return Ok(Vec::new());
         }
         let ids: Vec<Uuid> = changed.iter().map(|row| row.id).collect();
-        let rows =
+        let found =
             select_approvals!("a.id = ANY ($1) AND a.tenant_id || '' = $2", &ids, tenant.as_str())
                 .fetch_all(&self.pools.reads)
                 .await?;
-        let mut found: std::collections::HashMap<Uuid, Approval> =
-            parse(rows)?.into_iter().map(|approval| (approval.id.0, approval)).collect();
+        let mut found: HashMap<Uuid, Approval> =
+            found.into_iter().map(|approval| (approval.id.0, approval)).collect();
         let in_order =
             changed.into_iter().filter_map(|row| Some((row.changed_at, found.remove(&row.id)?)));
         Ok(in_order.collect())
@@ -142,13 +142,6 @@ pub(super) async fn get(
     tenant: &TenantId,
     id: ApprovalId,
 ) -> Result<Option<Approval>, Error> {
-    select_approvals!("a.tenant_id || '' = $1 AND a.id = $2", tenant.as_str(), id.0)
-        .fetch_optional(executor)
-        .await?
-        .map(Approval::try_from)
-        .transpose()
-}
-
-fn parse(rows: Vec<ApprovalRow>) -> Result<Vec<Approval>, Error> {
-    rows.into_iter().map(Approval::try_from).collect()
+    let found = select_approvals!("a.tenant_id || '' = $1 AND a.id = $2", tenant.as_str(), id.0);
+    Ok(found.fetch_optional(executor).await?)
 }

@@ -5,7 +5,7 @@ use codelia_policy::IsolationLevel;
 use codelia_types::{Mode, NetworkMode, TenantId};
 use sqlx::{PgConnection, types::Json};
 
-use super::ApprovalKind;
+use super::record::ApprovalKind;
 use crate::{AssignedRun, Error, Store, row};
 
 /// What runs may have with an approval.

@@ -6,14 +6,13 @@ use codelia_types::{ApprovalId, KeyId, RunId, SessionId, TenantId};
 use sqlx::PgConnection;
 
 use super::{
-    Approval, ApprovalKind, ApprovalReach, Grant, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN,
-    MAX_PENDING_OF_TENANT, Reader, expire, port, select_approvals, shortened,
+    expire,
+    record::{
+        Approval, ApprovalKind, ApprovalReach, Grant, MAX_GRANTS, MAX_OF_RUN, MAX_PENDING_OF_RUN,
+        MAX_PENDING_OF_TENANT, Reader, port, select_approvals, shortened,
+    },
 };
-use crate::{
-    Error, EventKind, Store,
-    audit::{self, AuditLog},
-    row,
-};
+use crate::{Error, EventKind, Store, audit::AuditLog, row};
 
 /// An approval that a run needs before it may start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +25,7 @@ pub struct NewApproval {
     pub host: String,
     /// The port that it is about; 0 if the kind has none.
     pub port: u16,
-    /// For the person who decides; cut after [`MAX_APPROVAL_TEXT`](super::MAX_APPROVAL_TEXT) bytes.
+    /// For the person who decides; cut after [`MAX_APPROVAL_TEXT`](crate::MAX_APPROVAL_TEXT) bytes.
     pub message: String,
     /// The key that starts the run.
     pub requested_by: KeyId,
@@ -53,7 +52,7 @@ pub struct ApprovalRequest {
     pub path: String,
     /// The process that asks for the file.
     pub reader: Reader,
-    /// For the person who decides; cut after [`MAX_APPROVAL_TEXT`](super::MAX_APPROVAL_TEXT) bytes.
+    /// For the person who decides; cut after [`MAX_APPROVAL_TEXT`](crate::MAX_APPROVAL_TEXT) bytes.
     pub message: String,
     /// How long it waits for a decision.
     pub timeout: Duration,
@@ -122,15 +121,11 @@ impl Store {
     /// Returns those of the approvals that are not pending any more.
     pub async fn approvals_decided(&self, ids: &[ApprovalId]) -> Result<Vec<Approval>, Error> {
         let ids: Vec<_> = ids.iter().map(|id| id.0).collect();
-        select_approvals!(
+        let decided = select_approvals!(
             "a.id = ANY ($1) AND (a.state <> 'pending' OR a.expires_at <= now())",
             &ids
-        )
-        .fetch_all(&self.pools.runs)
-        .await?
-        .into_iter()
-        .map(Approval::try_from)
-        .collect()
+        );
+        Ok(decided.fetch_all(&self.pools.runs).await?)
     }
 
     /// Lists what is granted to all runs of a session.
@@ -139,7 +134,7 @@ impl Store {
         tenant: &TenantId,
         session: SessionId,
     ) -> Result<Vec<Grant>, Error> {
-        let rows = sqlx::query!(
+        let grants = sqlx::query!(
             "SELECT DISTINCT kind, host, port FROM approvals a
              WHERE tenant_id = $1 AND state = 'allowed' AND scope <> 'once' AND revoked_at IS NULL
                AND grant_holds(a, $2)
@@ -148,14 +143,11 @@ impl Store {
             session.0,
             4 * MAX_GRANTS,
         )
-        .fetch_all(&self.pools.runs)
-        .await?;
-        rows.into_iter()
-            .map(|row| {
-                let kind = row::parse("approvals.kind", &row.kind)?;
-                Ok(Grant { kind, host: row.host, port: port(row.port) })
-            })
-            .collect()
+        .try_map(|row| {
+            let kind = row::parse("approvals.kind", &row.kind)?;
+            Ok(Grant { kind, host: row.host, port: port(row.port) })
+        });
+        Ok(grants.fetch_all(&self.pools.runs).await?)
     }
 
     /// Lists the files that all runs of a session may read.
@@ -164,7 +156,7 @@ impl Store {
         tenant: &TenantId,
         session: SessionId,
     ) -> Result<Vec<ReadGrant>, Error> {
-        let rows = sqlx::query!(
+        let grants = sqlx::query!(
             r#"SELECT DISTINCT path, coalesce(reach, 'file') AS "reach!" FROM approvals a
                WHERE tenant_id = $1 AND kind = $3 AND state = 'allowed' AND scope <> 'once'
                  AND revoked_at IS NULL AND grant_holds(a, $2)
@@ -174,13 +166,10 @@ impl Store {
             ApprovalKind::FileRead.as_str(),
             4 * MAX_GRANTS,
         )
-        .fetch_all(&self.pools.runs)
-        .await?;
-        rows.into_iter()
-            .map(|row| {
-                Ok(ReadGrant { path: row.path, reach: row::parse("approvals.reach", &row.reach)? })
-            })
-            .collect()
+        .try_map(|row| {
+            Ok(ReadGrant { path: row.path, reach: row::parse("approvals.reach", &row.reach)? })
+        });
+        Ok(grants.fetch_all(&self.pools.runs).await?)
     }
 
     /// Returns a grant to all runs of a session, if there is one.
@@ -200,7 +189,7 @@ impl Store {
         grant: &Grant,
         path: &str,
     ) -> Result<Option<Approval>, Error> {
-        select_approvals!(
+        let found = select_approvals!(
             "a.tenant_id = $1 AND a.kind = $3 AND a.host = $4 AND a.port = $5 AND a.path = $6
                AND a.state = 'allowed' AND a.scope <> 'once' AND a.revoked_at IS NULL
                AND grant_holds(a, $2)
@@ -211,11 +200,8 @@ impl Store {
             grant.host,
             i32::from(grant.port),
             path,
-        )
-        .fetch_optional(&self.pools.runs)
-        .await?
-        .map(Approval::try_from)
-        .transpose()
+        );
+        Ok(found.fetch_optional(&self.pools.runs).await?)
     }
 
     /// What is known without a new request: a grant, or the run's own request that is pending or
@@ -226,7 +212,7 @@ impl Store {
         if let Some(granted) = self.granted(tenant, *session, &grant, path).await? {
             return Ok(Some(granted));
         }
-        select_approvals!(
+        let found = select_approvals!(
             "a.tenant_id || '' = $1 AND a.run_id = $2 AND a.kind = $3 AND a.host = $4 AND a.port = $5
                AND a.path = $6 AND (a.state IN ('allowed', 'denied') OR (a.state = 'pending' AND a.expires_at > now()))
                AND a.revoked_at IS NULL
@@ -237,11 +223,8 @@ impl Store {
             host,
             i32::from(*port),
             path,
-        )
-        .fetch_optional(&self.pools.runs)
-        .await?
-        .map(Approval::try_from)
-        .transpose()
+        );
+        Ok(found.fetch_optional(&self.pools.runs).await?)
     }
 }
 
@@ -281,10 +264,9 @@ async fn requested(
     tx: &mut PgConnection,
     id: ApprovalId,
 ) -> Result<Approval, Error> {
-    let approval: Approval =
-        select_approvals!("a.id = $1", id.0).fetch_one(&mut *tx).await?.try_into()?;
+    let approval = select_approvals!("a.id = $1", id.0).fetch_one(&mut *tx).await?;
     let subject = approval.event_subject(Some(approval.requested_by));
-    audit::insert(log, tx, &subject, &approval.event(EventKind::ApprovalRequested, None)).await?;
+    log.insert(tx, &subject, &approval.event(EventKind::ApprovalRequested, None)).await?;
     Ok(approval)
 }
 

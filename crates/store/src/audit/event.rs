@@ -10,8 +10,11 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::EventKind;
-use crate::{SecretError, SecretKey};
+use super::kind::EventKind;
+use crate::{
+    run::RunRef,
+    secret::{SecretError, SecretKey},
+};
 
 /// Bytes of a hash, and of a MAC.
 pub(super) const HASH_LEN: usize = 32;
@@ -88,6 +91,17 @@ impl EventSubject {
     /// A call with this key about a tenant.
     pub(crate) fn by(key: KeyId, tenant: Option<&TenantId>) -> Self {
         Self { key: Some(key), tenant: tenant.cloned(), ..Self::default() }
+    }
+
+    /// A run, and the worker that it is assigned to.
+    pub(crate) fn of_run(run: RunRef<'_>, worker: Option<&WorkerId>) -> Self {
+        Self {
+            tenant: Some(run.tenant.clone()),
+            session: Some(run.session),
+            run: Some(run.id),
+            key: None,
+            worker: worker.cloned(),
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use codelia_types::{SessionId, TenantId};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{AuditEvent, AuditRow};
-use crate::{Error, EventKind, Store, run::first_id};
+use super::{event::AuditEvent, kind::EventKind, row::select_audit};
+use crate::{Error, Store, id_time::first_id};
 
 /// Which events to list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,12 +49,12 @@ macro_rules! list_events {
     };
     ($store:ident, $filter:ident, $condition:literal, $order:literal, $limit:ident $(, $argument:expr)*) => {{
         let (first, end) = $filter.ids();
-        sqlx::query_as!(
-            AuditRow,
-            "SELECT writer, id, at, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail, mac
-             FROM audit
-             WHERE id >= $1 AND id < $2 AND ($3::text IS NULL OR kind = $3) AND " + $condition + "
-             ORDER BY id " + $order + " LIMIT $4",
+        select_audit!(
+            "id >= $1 AND id < $2 AND ($3::text IS NULL OR kind = $3) AND "
+                + $condition
+                + " ORDER BY id "
+                + $order
+                + " LIMIT $4",
             first,
             end,
             $filter.kind.map(EventKind::as_str),

@@ -5,8 +5,12 @@ use std::time::Duration;
 use serde_json::json;
 use time::Date;
 
-use super::{checkpoint::Head, insert};
-use crate::{Error, EventBody, EventKind, EventSubject, Store, row};
+use super::{
+    chain::Head,
+    event::{EventBody, EventSubject},
+    kind::EventKind,
+};
+use crate::{Error, Store, row};
 
 /// Days ahead for which there are partitions.
 const DAYS_AHEAD: i32 = 7;
@@ -52,20 +56,17 @@ impl Store {
         .await?;
         for day in due {
             let mut tx = self.pools.upkeep.begin().await?;
-            let heads = sqlx::query!(
+            let heads = sqlx::query_as!(
+                Head,
                 r#"SELECT writer, max(number) AS "number!" FROM audit_checkpoints
                    WHERE at < (($1::date + 1)::timestamp AT TIME ZONE 'UTC') + interval '1 minute' GROUP BY writer"#,
                 day,
             )
             .fetch_all(&mut *tx)
             .await?;
-            let heads: Vec<Head> = heads
-                .into_iter()
-                .map(|row| Head { writer: row.writer, number: row.number })
-                .collect();
             let detail = json!({ "day": day.to_string(), "heads": heads });
-            let body = EventBody { kind: EventKind::AuditExpired, field: None, detail };
-            insert(&self.audit, &mut *tx, &EventSubject::default(), &body).await?;
+            let body = EventBody::new(EventKind::AuditExpired, detail);
+            self.audit.insert(&mut *tx, &EventSubject::default(), &body).await?;
             sqlx::query!("SELECT drop_audit_partition($1)", day).execute(&mut *tx).await?;
             tx.commit().await?;
             tracing::info!(%day, "dropped the audit of a day");

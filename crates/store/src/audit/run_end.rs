@@ -1,64 +1,82 @@
-//! What the audit records of the end of a run.
+//! Events of runs that end.
 
 use std::time::Duration;
 
-use codelia_types::{Changes, Outcome, WorkerId};
+use codelia_types::{Changes, Outcome, RunId, SessionId, TenantId, WorkerId};
 use serde_json::json;
+use sqlx::types::Json;
 use uuid::Uuid;
 
-use super::{AuditLog, EventColumns, SignedEvent};
-use crate::{EventBody, EventKind, EventSubject, RunRef};
+use super::{
+    event::{EventBody, EventSubject},
+    kind::EventKind,
+    log::{AuditLog, EventColumns, SignedEvent},
+};
+use crate::{error::Error, row, run::RunRef};
 
 /// A run that ends without a result of a worker.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RunEnd<'a> {
-    /// The run.
-    pub(crate) run: RunRef<'a>,
-    /// The worker that it was assigned to.
-    pub(crate) worker: Option<&'a WorkerId>,
-    /// How it ends.
-    pub(crate) outcome: &'a Outcome,
+pub(crate) struct RunEnd {
+    id: RunId,
+    session: SessionId,
+    tenant: TenantId,
+    worker: Option<WorkerId>,
+    outcome: Outcome,
 }
 
-/// The events of several runs that end, as arrays of columns.
-pub(crate) struct RunEnds {
-    /// The runs.
-    pub(crate) runs: Vec<Uuid>,
-    /// Their events, in the same order.
-    pub(crate) events: EventColumns,
-}
-
-impl RunEnd<'_> {
-    fn subject(&self) -> EventSubject {
-        let RunRef { id, session, tenant } = self.run;
-        EventSubject {
-            tenant: Some(tenant.clone()),
-            session: Some(session),
-            run: Some(id),
-            key: None,
-            worker: self.worker.cloned(),
-        }
+impl RunEnd {
+    /// The end of a run with these columns.
+    pub(crate) fn new(
+        run: Uuid,
+        session: Uuid,
+        tenant: &str,
+        worker: Option<&str>,
+        outcome: Outcome,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            id: RunId(run),
+            session: SessionId(session),
+            tenant: row::parse("live_runs.tenant_id", tenant)?,
+            worker: row::parse_optional("live_runs.worker_id", worker)?,
+            outcome,
+        })
     }
+}
+
+/// Several runs that end, as arrays of columns.
+pub(crate) struct RunEnds<'a> {
+    pub(crate) runs: Vec<Uuid>,
+    /// How each of them ends, in the same order.
+    pub(crate) outcomes: Vec<Json<&'a Outcome>>,
+    /// The event of each of them, in the same order.
+    pub(crate) events: EventColumns,
 }
 
 impl AuditLog {
     /// The event of a run that ends.
-    pub(crate) fn run_end(&self, end: RunEnd<'_>) -> SignedEvent {
-        self.event(&end.subject(), &run_end(end.outcome, None, 0, None))
+    pub(crate) fn run_end(
+        &self,
+        run: RunRef<'_>,
+        worker: Option<&WorkerId>,
+        outcome: &Outcome,
+    ) -> SignedEvent {
+        self.event(&EventSubject::of_run(run, worker), &run_end(outcome, None, 0, None))
     }
 
-    /// The events of runs that end.
-    pub(crate) fn run_ends<'a>(&self, ends: impl IntoIterator<Item = RunEnd<'a>>) -> RunEnds {
-        let mut all = RunEnds { runs: Vec::new(), events: self.columns() };
-        for end in ends {
-            all.runs.push(end.run.id.0);
-            all.events.push(self.run_end(end));
+    /// The columns of runs that end.
+    pub(crate) fn run_ends<'a>(&self, ends: &'a [RunEnd]) -> RunEnds<'a> {
+        let mut columns =
+            RunEnds { runs: Vec::new(), outcomes: Vec::new(), events: self.columns() };
+        for RunEnd { id, session, tenant, worker, outcome } in ends {
+            let run = RunRef { id: *id, session: *session, tenant };
+            columns.runs.push(id.0);
+            columns.outcomes.push(Json(outcome));
+            columns.events.push(self.run_end(run, worker.as_ref(), outcome));
         }
-        all
+        columns
     }
 }
 
-/// What is recorded of the end of a run: the outcome, and how long its command ran.
+/// The event of the end of a run: the outcome, and how long its command ran.
 pub(crate) fn run_end(
     outcome: &Outcome,
     ran_for: Option<Duration>,

@@ -1,19 +1,17 @@
 //! Checks that the audit is as its writers left it.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fmt,
-};
+use std::collections::{BTreeMap, HashMap};
 
 use serde_json::Value;
 use uuid::Uuid;
 
 use super::{
-    AuditRow,
-    checkpoint::{Checkpoint, Head},
+    chain::{Checkpoint, Head},
     event::{AuditKeys, Hash},
+    kind::EventKind,
+    row::{AuditRow, select_audit},
 };
-use crate::{Error, EventKind, Store};
+use crate::{Error, Store};
 
 /// Problems that a report lists; all are counted.
 const MAX_PROBLEMS: usize = 100;
@@ -23,9 +21,10 @@ const PAGE: i64 = 1000;
 const CHECKPOINT_PAGE: i64 = 50;
 
 /// What is wrong with the audit.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuditProblem {
     /// The content of an event does not fit its MAC: it was changed, or written by somebody else.
+    #[error("event {id} of writer {writer} was changed or forged")]
     EventChanged {
         /// Its writer.
         writer: Uuid,
@@ -33,6 +32,7 @@ pub enum AuditProblem {
         id: Uuid,
     },
     /// A checkpoint names an event that does not exist.
+    #[error("event {id} of writer {writer} was removed")]
     EventRemoved {
         /// Its writer.
         writer: Uuid,
@@ -40,6 +40,7 @@ pub enum AuditProblem {
         id: Uuid,
     },
     /// An event has no MAC, though the installation had a key when it was written.
+    #[error("event {id} of writer {writer} is not signed")]
     EventUnsigned {
         /// Its writer.
         writer: Uuid,
@@ -47,6 +48,7 @@ pub enum AuditProblem {
         id: Uuid,
     },
     /// A checkpoint does not fit its signature, or its events do not fit it.
+    #[error("checkpoint {number} of writer {writer} was changed, or signed with another key")]
     CheckpointChanged {
         /// Its writer.
         writer: Uuid,
@@ -54,6 +56,7 @@ pub enum AuditProblem {
         number: i64,
     },
     /// Checkpoints are missing before this one, or the one before is another.
+    #[error("checkpoints before {number} of writer {writer} were removed or exchanged")]
     ChainBroken {
         /// Their writer.
         writer: Uuid,
@@ -61,43 +64,13 @@ pub enum AuditProblem {
         number: i64,
     },
     /// Another writer saw this checkpoint, and it is missing with all later ones.
+    #[error("checkpoint {number} of writer {writer} and all later ones were removed")]
     ChainTruncated {
         /// Its writer.
         writer: Uuid,
         /// Its number.
         number: i64,
     },
-}
-
-impl fmt::Display for AuditProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::EventChanged { writer, id } => {
-                write!(f, "event {id} of writer {writer} was changed or forged")
-            }
-            Self::EventRemoved { writer, id } => {
-                write!(f, "event {id} of writer {writer} was removed")
-            }
-            Self::EventUnsigned { writer, id } => {
-                write!(f, "event {id} of writer {writer} is not signed")
-            }
-            Self::CheckpointChanged { writer, number } => {
-                write!(
-                    f,
-                    "checkpoint {number} of writer {writer} was changed, or signed with another key"
-                )
-            }
-            Self::ChainBroken { writer, number } => {
-                write!(
-                    f,
-                    "checkpoints before {number} of writer {writer} were removed or exchanged"
-                )
-            }
-            Self::ChainTruncated { writer, number } => {
-                write!(f, "checkpoint {number} of writer {writer} and all later ones were removed")
-            }
-        }
-    }
 }
 
 /// The result of a check.
@@ -222,15 +195,9 @@ impl Store {
         report: &mut AuditReport,
     ) -> Result<u64, Error> {
         let Checkpoint { writer, number, .. } = *checkpoint;
-        let rows = sqlx::query_as!(
-            AuditRow,
-            "SELECT writer, id, at, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail, mac
-             FROM audit WHERE writer = $1 AND id = ANY ($2)",
-            writer,
-            &checkpoint.events,
-        )
-        .fetch_all(&self.pools.upkeep)
-        .await?;
+        let rows = select_audit!("writer = $1 AND id = ANY ($2)", writer, &checkpoint.events,)
+            .fetch_all(&self.pools.upkeep)
+            .await?;
         let found = rows.len() as u64;
         let contents: HashMap<Uuid, Option<Hash>> =
             rows.into_iter().map(|row| (row.id, verify_row(keys, row, report))).collect();
@@ -271,10 +238,8 @@ impl Store {
         }
         let mut after = Uuid::nil();
         loop {
-            let rows = sqlx::query_as!(
-                AuditRow,
-                "SELECT writer, id, at, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail, mac
-                 FROM audit a WHERE writer = $1 AND id > $2
+            let rows = select_audit!(
+            "writer = $1 AND id > $2
                    AND NOT EXISTS (SELECT 1 FROM audit_checkpoints c
                                    WHERE c.writer = $1 AND c.at BETWEEN a.at - interval '1 hour' AND a.at + interval '1 day'
                                      AND a.id = ANY (c.entries))
@@ -343,14 +308,10 @@ impl Store {
     /// The last checkpoints of writers that were deleted because they were old, as signed events
     /// say.
     async fn expired_heads(&self, keys: &AuditKeys) -> Result<HashMap<Uuid, i64>, Error> {
-        let rows = sqlx::query_as!(
-            AuditRow,
-            "SELECT writer, id, at, kind, tenant_id, session_id, run_id, key_id, worker_id, field, detail, mac
-             FROM audit WHERE tenant_id IS NULL AND kind = $1",
-            EventKind::AuditExpired.as_str(),
-        )
-        .fetch_all(&self.pools.upkeep)
-        .await?;
+        let rows =
+            select_audit!("tenant_id IS NULL AND kind = $1", EventKind::AuditExpired.as_str(),)
+                .fetch_all(&self.pools.upkeep)
+                .await?;
         let mut heads = HashMap::new();
         for row in rows {
             let (event, mac) = row.split()?;

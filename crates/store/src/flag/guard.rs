@@ -5,8 +5,7 @@ use codelia_types::FlagId;
 use sqlx::types::Json;
 
 use super::{
-    Flag, FlagAction, FlagRow, MAX_FLAGS, add_revision, lock, present, restore, revision,
-    select_flags,
+    Flag, FlagAction, MAX_FLAGS, add_revision, lock, present, restore, revision, select_flags,
 };
 use crate::{Error, Store};
 
@@ -30,7 +29,6 @@ impl Store {
         .await?;
         let mut tripped = Vec::new();
         for flag in guarded {
-            let flag = Flag::try_from(flag)?;
             let guard = flag.rule.as_ref().and_then(|rule| rule.guard.as_ref());
             let Some(why) = guard.and_then(|guard| guard.breach(&flag.numbers)) else { continue };
             if self.flag_trip(&flag, &why).await? {

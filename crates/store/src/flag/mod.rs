@@ -4,21 +4,14 @@
 mod count;
 mod guard;
 
-use std::str::FromStr;
-
 use codelia_policy::{FlagNumbers, FlagRef, FlagRule, Flags};
 use codelia_types::{FlagId, KeyId};
-use serde_json::{Value, json};
+use serde_json::json;
 use sqlx::{PgConnection, types::Json};
 use time::OffsetDateTime;
-use uuid::Uuid;
 
 pub use self::{count::FlagTally, guard::TrippedFlag};
-use crate::{
-    Error, EventBody, EventKind, EventSubject, Store,
-    audit::{self, AuditLog},
-    row,
-};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, audit::AuditLog, row, words::words};
 
 /// Flags of an installation, those that are off included.
 pub const MAX_FLAGS: i64 = 100;
@@ -48,45 +41,25 @@ pub struct Flag {
     pub numbers: FlagNumbers,
 }
 
-/// How a revision of a flag came about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FlagAction {
-    /// An operator set the rule.
-    Set,
-    /// An operator rolled back.
-    Rollback,
-    /// The flag exceeded its limits and rolled itself back.
-    Guard,
+words! {
+    /// How a revision of a flag came about.
+    FlagAction {
+        /// An operator set the rule.
+        Set = "set",
+        /// An operator rolled back.
+        Rollback = "rollback",
+        /// The flag exceeded its limits and rolled itself back.
+        Guard = "guard",
+    }
 }
 
 impl FlagAction {
-    /// The word for the action in the database.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Set => "set",
-            Self::Rollback => "rollback",
-            Self::Guard => "guard",
-        }
-    }
-
     fn event(self) -> EventKind {
         match self {
             Self::Set => EventKind::FlagSet,
             Self::Rollback => EventKind::FlagRolledBack,
             Self::Guard => EventKind::FlagGuardTripped,
         }
-    }
-}
-
-impl FromStr for FlagAction {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        [Self::Set, Self::Rollback, Self::Guard]
-            .into_iter()
-            .find(|action| action.as_str() == text)
-            .ok_or(())
     }
 }
 
@@ -143,13 +116,32 @@ struct Change<'a> {
 /// Selects revisions by a condition and its arguments.
 macro_rules! select_flags {
     ($condition:literal, $($argument:expr),* $(,)?) => {
-        sqlx::query_as!(
-            FlagRow,
+        sqlx::query!(
             r#"SELECT r.flag_id, r.revision, r.origin, r.rule AS "rule: Json<FlagRule>", r.action, r.reason, r.key_id,
                       r.created_at, r.sessions, r.refused_sessions, r.runs, r.refused_runs, r.failed_runs, r.setups
                FROM flag_revisions r "# + $condition,
             $($argument),*
         )
+        .try_map(|row| {
+            Ok($crate::flag::Flag {
+                id: $crate::row::parse("flags.id", &row.flag_id)?,
+                revision: row.revision,
+                origin: row.origin,
+                rule: row.rule.map(|json| json.0),
+                action: $crate::row::parse("flag_revisions.action", &row.action)?,
+                reason: row.reason,
+                key: row.key_id.map(codelia_types::KeyId),
+                created_at: row.created_at,
+                numbers: codelia_policy::FlagNumbers {
+                    sessions: row.sessions.unsigned_abs(),
+                    refused_sessions: row.refused_sessions.unsigned_abs(),
+                    runs: row.runs.unsigned_abs(),
+                    refused_runs: row.refused_runs.unsigned_abs(),
+                    failed_runs: row.failed_runs.unsigned_abs(),
+                    setups: row.setups.into_iter().map(i64::unsigned_abs).collect(),
+                },
+            })
+        })
     };
 }
 
@@ -202,26 +194,21 @@ impl Store {
 
     /// Returns the latest revision of a flag.
     pub async fn flag_get(&self, id: &FlagId) -> Result<Option<Flag>, Error> {
-        select_flags!(
+        let found = select_flags!(
             "JOIN flags f ON f.id = r.flag_id AND f.revision = r.revision WHERE f.id = $1",
             id.as_str()
-        )
-        .fetch_optional(&self.pools.reads)
-        .await?
-        .map(Flag::try_from)
-        .transpose()
+        );
+        Ok(found.fetch_optional(&self.pools.reads).await?)
     }
 
     /// Lists the latest revisions of flags in the order of their ids, after `after`.
     pub async fn flag_list(&self, after: Option<&FlagId>, limit: i64) -> Result<Vec<Flag>, Error> {
-        let rows = select_flags!(
+        let page = select_flags!(
             "JOIN flags f ON f.id = r.flag_id AND f.revision = r.revision WHERE f.id > $1 ORDER BY f.id LIMIT $2",
             after.map_or("", FlagId::as_str),
             limit,
-        )
-        .fetch_all(&self.pools.reads)
-        .await?;
-        rows.into_iter().map(Flag::try_from).collect()
+        );
+        Ok(page.fetch_all(&self.pools.reads).await?)
     }
 
     /// Lists the revisions of a flag below `before`, newest first.
@@ -231,15 +218,13 @@ impl Store {
         before: Option<i64>,
         limit: i64,
     ) -> Result<Vec<Flag>, Error> {
-        let rows = select_flags!(
+        let page = select_flags!(
             "WHERE r.flag_id = $1 AND r.revision < $2 ORDER BY r.revision DESC LIMIT $3",
             id.as_str(),
             before.unwrap_or(i64::MAX),
             limit,
-        )
-        .fetch_all(&self.pools.reads)
-        .await?;
-        rows.into_iter().map(Flag::try_from).collect()
+        );
+        Ok(page.fetch_all(&self.pools.reads).await?)
     }
 
     /// Reads the rules in force and their version, unless that is still `known`.
@@ -303,8 +288,8 @@ async fn revision(
     id: &FlagId,
     revision: i64,
 ) -> Result<Option<Flag>, Error> {
-    let row = select_flags!("WHERE r.flag_id = $1 AND r.revision = $2", id.as_str(), revision);
-    row.fetch_optional(tx).await?.map(Flag::try_from).transpose()
+    let found = select_flags!("WHERE r.flag_id = $1 AND r.revision = $2", id.as_str(), revision);
+    Ok(found.fetch_optional(tx).await?)
 }
 
 /// The change that restores the rule of a revision, or turns the flag off if there is none.
@@ -357,59 +342,7 @@ async fn add_revision(
     .await?;
     let detail =
         json!({ "flag": id, "revision": next, "origin": origin, "rule": rule, "reason": reason });
-    record(log, tx, action, key, detail).await?;
-    revision(tx, id, next).await?.ok_or(Error::RowMissing { what: "flag" })
-}
-
-async fn record(
-    log: &AuditLog,
-    tx: &mut PgConnection,
-    action: FlagAction,
-    key: Option<KeyId>,
-    detail: Value,
-) -> Result<(), Error> {
     let subject = EventSubject { key, ..EventSubject::default() };
-    audit::insert(log, tx, &subject, &EventBody { kind: action.event(), field: None, detail }).await
-}
-
-struct FlagRow {
-    flag_id: String,
-    revision: i64,
-    origin: i64,
-    rule: Option<Json<FlagRule>>,
-    action: String,
-    reason: String,
-    key_id: Option<Uuid>,
-    created_at: OffsetDateTime,
-    sessions: i64,
-    refused_sessions: i64,
-    runs: i64,
-    refused_runs: i64,
-    failed_runs: i64,
-    setups: Vec<i64>,
-}
-
-impl TryFrom<FlagRow> for Flag {
-    type Error = Error;
-
-    fn try_from(row: FlagRow) -> Result<Self, Error> {
-        Ok(Self {
-            id: row::parse("flags.id", &row.flag_id)?,
-            revision: row.revision,
-            origin: row.origin,
-            rule: row.rule.map(|json| json.0),
-            action: row::parse("flag_revisions.action", &row.action)?,
-            reason: row.reason,
-            key: row.key_id.map(KeyId),
-            created_at: row.created_at,
-            numbers: FlagNumbers {
-                sessions: row.sessions.unsigned_abs(),
-                refused_sessions: row.refused_sessions.unsigned_abs(),
-                runs: row.runs.unsigned_abs(),
-                refused_runs: row.refused_runs.unsigned_abs(),
-                failed_runs: row.failed_runs.unsigned_abs(),
-                setups: row.setups.into_iter().map(i64::unsigned_abs).collect(),
-            },
-        })
-    }
+    log.insert(&mut *tx, &subject, &EventBody::new(action.event(), detail)).await?;
+    revision(tx, id, next).await?.ok_or(Error::RowMissing { what: "flag" })
 }

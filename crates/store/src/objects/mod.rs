@@ -7,9 +7,10 @@
 mod directory;
 mod identity;
 mod name;
+mod problem;
 mod s3;
 
-use std::{fmt, io, ops::Range, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{fmt, ops::Range, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use codelia_types::{
@@ -30,6 +31,7 @@ use self::{
 use crate::Error;
 
 pub(crate) use self::name::ObjectName;
+pub use self::problem::ObjectProblem;
 
 /// Maximum time of one request to a server.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -129,48 +131,6 @@ impl fmt::Display for OutputLocation {
             Self::Postgres => write!(f, "postgres"),
             Self::Directory(path) => write!(f, "file://{}", path.display()),
             Self::S3 { bucket, prefix } => write!(f, "s3://{bucket}/{prefix}"),
-        }
-    }
-}
-
-/// Why an object could not be written, read or removed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ObjectProblem {
-    /// The object does not exist.
-    #[error("not found")]
-    Missing,
-    /// The object is shorter than its row says.
-    #[error("shorter than {expected} bytes")]
-    Shortened {
-        /// The size that the row asks for.
-        expected: u64,
-    },
-    /// The process has no store.
-    #[error("this process has output.store = postgres: set it as the workers do and restart")]
-    NotConfigured,
-    /// It took too long. The same call may succeed later.
-    #[error("timed out")]
-    Timeout,
-    /// The disk or the server failed. The same call may succeed later.
-    #[error("{0}")]
-    Failed(String),
-}
-
-impl From<io::Error> for ObjectProblem {
-    fn from(error: io::Error) -> Self {
-        if error.kind() == io::ErrorKind::NotFound {
-            Self::Missing
-        } else {
-            Self::Failed(error.to_string())
-        }
-    }
-}
-
-impl From<object_store::Error> for ObjectProblem {
-    fn from(error: object_store::Error) -> Self {
-        match error {
-            object_store::Error::NotFound { .. } => Self::Missing,
-            error => Self::Failed(error.to_string()),
         }
     }
 }

@@ -6,8 +6,10 @@
 use std::{fmt, str::FromStr};
 
 use codelia_types::{Incarnation, RunId};
-use time::{OffsetDateTime, macros::format_description};
+use time::macros::format_description;
 use uuid::Uuid;
+
+use crate::id_time::made_at;
 
 /// Name of an object with output of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,11 +24,8 @@ pub(crate) struct ObjectName {
 
 /// The day of a run's id, such as `20300131`. `run_day` in the database is the same.
 fn day(run: RunId) -> String {
-    let millis = run.0.as_u128() >> 80;
-    let time = i128::try_from(millis).ok();
-    let time =
-        time.and_then(|millis| OffsetDateTime::from_unix_timestamp_nanos(millis * 1_000_000).ok());
-    let day = time.and_then(|time| time.format(format_description!("[year][month][day]")).ok());
+    let day =
+        made_at(run.0).and_then(|time| time.format(format_description!("[year][month][day]")).ok());
     // An id of a clock that is thousands of years ahead.
     day.unwrap_or_else(|| "99991231".to_owned())
 }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::time::sleep;
 
-pub(crate) use self::pool::Pool;
+pub(crate) use self::pool::{Pool, read_in_order};
 use crate::Error;
 
 /// Every statement finds its rows by an index, whatever its arguments. So Postgres plans it once

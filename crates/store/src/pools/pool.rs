@@ -41,6 +41,15 @@ impl Pool {
         begin.map_err(|error| self.explain(error))
     }
 
+    /// Begins a transaction whose statements read rows in the order of an index. To read all rows
+    /// of a tenant and sort them is never better, but the planner may believe that while a table is
+    /// small, and plans each statement only once.
+    pub(crate) async fn begin_in_order(&self) -> sqlx::Result<Transaction<'static, Postgres>> {
+        let mut tx = self.begin().await?;
+        read_in_order(&mut tx).await?;
+        Ok(tx)
+    }
+
     /// Executes a statement on a connection of the pool.
     async fn execute_on<T>(
         &self,
@@ -79,6 +88,14 @@ impl Pool {
         self.recent.close();
         self.connections.close().await;
     }
+}
+
+/// Makes a transaction one of [`Pool::begin_in_order`].
+pub(crate) async fn read_in_order(tx: &mut PgConnection) -> sqlx::Result<()> {
+    sqlx::raw_sql("SET LOCAL enable_sort = off; SET LOCAL enable_bitmapscan = off")
+        .execute(tx)
+        .await?;
+    Ok(())
 }
 
 impl<'c> Executor<'c> for &'c Pool {

@@ -5,18 +5,22 @@ use std::time::Duration;
 
 use codelia_policy::RunSpec;
 use codelia_types::{
-    CommittedRun, EndedRun, Incarnation, LeaseEpoch, LeaseToken, LostReason, Outcome, RunId,
-    RunResult, SessionId, TenantId, WorkerId,
+    CommittedRun, Incarnation, LeaseEpoch, LeaseToken, LostReason, Outcome, RunId, RunResult,
+    SessionId, TenantId, WorkerId,
 };
-use sqlx::{postgres::types::PgInterval, types::Json};
+use sqlx::types::Json;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{commit_group::CommitCall, list};
+use super::{
+    commit_group::{CommitCall, RunCommit, StoredEnd},
+    record::RunRef,
+};
 use crate::{
-    Error, EventBody, EventSubject, OutputChunk, SealedEnv, Store,
-    audit::{EventColumns, RunEnd, SignedEvent, run_end},
+    Error, EventSubject, SealedEnv, Store,
+    audit::{EventColumns, SignedEvent, run_end},
     group::Turn,
+    id_time::first_id,
     row,
 };
 
@@ -60,17 +64,6 @@ pub enum HeldSessions<'a> {
     Among(&'a [SessionId]),
 }
 
-/// A run, by its names.
-#[derive(Debug, Clone, Copy)]
-pub struct RunRef<'a> {
-    /// The id.
-    pub id: RunId,
-    /// The session.
-    pub session: SessionId,
-    /// The tenant.
-    pub tenant: &'a TenantId,
-}
-
 impl AssignedRun {
     /// Its names.
     #[must_use]
@@ -79,42 +72,40 @@ impl AssignedRun {
     }
 }
 
-/// A result to commit, with the output and events that belong to it.
-#[derive(Debug, Clone)]
-pub struct RunCommit {
-    /// The result.
-    pub result: RunResult,
-    /// How long ago the command started; `None` if it never did.
-    pub started_ago: Option<Duration>,
-    /// Output that was not appended before.
-    pub tail: Vec<OutputChunk>,
-    /// Events to record with the result.
-    pub events: Vec<EventBody>,
-    /// For how long its changes wait for a decision, if their state says so.
-    pub held_for: Option<Duration>,
-}
-
-/// Selects assigned runs by a condition and its arguments.
-macro_rules! select_assigned {
-    ($condition:literal, $($argument:expr),* $(,)?) => {
-        sqlx::query_as!(
-            AssignedRunRow,
-            r#"SELECT id, session_id, tenant_id,
-                      spec || coalesce((SELECT s.settings FROM run_settings s WHERE s.hash = settings_hash), '{}')
-                          AS "spec!: Json<RunSpec>",
-                      lease_epoch AS "lease_epoch!", attempt, turn, secret_env, traceparent,
-                      cancel_requested_at IS NOT NULL AS "cancel_requested!", cancel_grace
-               FROM live_runs WHERE "# + $condition,
+/// A statement that returns assigned runs: its text up to the columns, the text after them, and its
+/// arguments.
+macro_rules! assigned_runs {
+    ($before:literal, $after:literal, $($argument:expr),* $(,)?) => {
+        sqlx::query!(
+            $before + r#" r.id, r.session_id, r.tenant_id,
+                r.spec || coalesce((SELECT s.settings FROM run_settings s WHERE s.hash = r.settings_hash), '{}')
+                    AS "spec!: Json<RunSpec>",
+                r.lease_epoch AS "lease_epoch!", r.attempt, r.turn, r.secret_env, r.traceparent,
+                r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.cancel_grace "# + $after,
             $($argument),*
         )
+        .try_map(|row| {
+            Ok(AssignedRun {
+                id: RunId(row.id),
+                session: SessionId(row.session_id),
+                tenant: row::parse("runs.tenant_id", &row.tenant_id)?,
+                spec: row.spec.0,
+                epoch: LeaseEpoch(row.lease_epoch),
+                attempt: row.attempt,
+                turn: row.turn,
+                cancel_requested: row.cancel_requested,
+                cancel_grace: row.cancel_grace.as_ref().map(row::duration),
+                secret_env: row.secret_env.map(SealedEnv),
+                traceparent: row.traceparent,
+            })
+        })
     };
 }
 
 /// Selects the first queued runs of each session in `s` that a worker holds, oldest first.
 macro_rules! select_queued {
     ($sessions:literal, $($argument:expr),* $(,)?) => {
-        sqlx::query_as!(
-            QueuedRow,
+        sqlx::query!(
             "SELECT r.id, r.session_id, r.tenant_id FROM " + $sessions + " CROSS JOIN LATERAL (
                  SELECT r.id, r.session_id, r.tenant_id, r.created_at FROM live_runs r
                  WHERE (r.session_id, r.state, r.id) > (s.id, 'queued', '00000000-0000-0000-0000-000000000000')
@@ -125,6 +116,10 @@ macro_rules! select_queued {
              ORDER BY r.created_at LIMIT $3",
             $($argument),*
         )
+        .try_map(|row| {
+            let tenant = row::parse("runs.tenant_id", &row.tenant_id)?;
+            Ok((RunId(row.id), SessionId(row.session_id), tenant))
+        })
     };
 }
 
@@ -136,29 +131,22 @@ impl Store {
         id: RunId,
         lease: &LeaseToken,
     ) -> Result<Option<AssignedRun>, Error> {
-        sqlx::query_as!(
-            AssignedRunRow,
-            r#"UPDATE live_runs r SET state = 'running', worker_id = $2, incarnation = $3, lease_epoch = $4, turn = r.turn + 1
-               FROM sessions s, workers w
-               WHERE r.id = $1 AND r.state = 'queued'
-                 AND s.id = r.session_id AND s.ended_at IS NULL AND s.quarantined_at IS NULL
-                 -- Not by the index of holders, which has all sessions of the worker.
-                 AND s.lease_worker || '' = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
-                 AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
-               RETURNING r.id, r.session_id, r.tenant_id,
-                         r.spec || coalesce((SELECT s.settings FROM run_settings s WHERE s.hash = r.settings_hash), '{}')
-                             AS "spec!: Json<RunSpec>",
-                         r.lease_epoch AS "lease_epoch!", r.attempt, r.turn, r.secret_env, r.traceparent,
-                         r.cancel_requested_at IS NOT NULL AS "cancel_requested!", r.cancel_grace"#,
+        let begun = assigned_runs!(
+            "UPDATE live_runs r SET state = 'running', worker_id = $2, incarnation = $3, lease_epoch = $4, turn = r.turn + 1
+             FROM sessions s, workers w
+             WHERE r.id = $1 AND r.state = 'queued'
+               AND s.id = r.session_id AND s.ended_at IS NULL AND s.quarantined_at IS NULL
+               -- Not by the index of holders, which has all sessions of the worker.
+               AND s.lease_worker || '' = $2 AND s.lease_incarnation = $3 AND s.lease_epoch = $4
+               AND w.id = $2 AND w.incarnation = $3 AND w.lease_until > now()
+             RETURNING",
+            "",
             id.0,
             lease.worker.as_str(),
             lease.incarnation.0,
             lease.epoch.0,
-        )
-        .fetch_optional(&self.pools.runs)
-        .await?
-        .map(AssignedRun::try_from)
-        .transpose()
+        );
+        Ok(begun.fetch_optional(&self.pools.runs).await?)
     }
 
     /// Hands back a run that is assigned to this worker and that it has not started. The run is
@@ -172,8 +160,7 @@ impl Store {
         worker: &WorkerId,
         incarnation: Incarnation,
     ) -> Result<bool, Error> {
-        let SignedEvent { event, mac } =
-            self.audit.run_end(RunEnd { run, worker: None, outcome: &Outcome::Canceled });
+        let SignedEvent { event, mac } = self.audit.run_end(run, None, &Outcome::Canceled);
         let found = sqlx::query_file!(
             "src/sql/run_hand_back.sql",
             run.id.0,
@@ -264,7 +251,8 @@ impl Store {
     ) -> EventColumns {
         let RunResult { outcome, violations, changes, .. } = &commit.result;
         let end = run_end(outcome, commit.started_ago, violations.total, changes.as_ref());
-        self.audit.events(&audit_subject(run, lease), commit.events.iter().chain([&end]))
+        let subject = EventSubject::of_run(run, Some(&lease.worker));
+        self.audit.events(&subject, commit.events.iter().chain([&end]))
     }
 
     /// A repeated commit, whose first answer was lost, succeeds if it was made under the same
@@ -294,8 +282,7 @@ impl Store {
     /// longer assigned under this lease.
     pub async fn run_abandon(&self, run: RunRef<'_>, lease: &LeaseToken) -> Result<bool, Error> {
         let outcome = Outcome::Lost(LostReason::ResultRejected);
-        let SignedEvent { event, mac } =
-            self.audit.run_end(RunEnd { run, worker: Some(&lease.worker), outcome: &outcome });
+        let SignedEvent { event, mac } = self.audit.run_end(run, Some(&lease.worker), &outcome);
         let ended = sqlx::query_file_scalar!(
             "src/sql/run_abandon.sql",
             run.id.0,
@@ -334,12 +321,13 @@ impl Store {
         worker: &WorkerId,
         incarnation: Incarnation,
     ) -> Result<Vec<AssignedRun>, Error> {
-        select_assigned!("worker_id = $1 AND incarnation = $2", worker.as_str(), incarnation.0,)
-            .fetch_all(&self.pools.runs)
-            .await?
-            .into_iter()
-            .map(AssignedRun::try_from)
-            .collect()
+        let assigned = assigned_runs!(
+            "SELECT",
+            "FROM live_runs r WHERE r.worker_id = $1 AND r.incarnation = $2",
+            worker.as_str(),
+            incarnation.0,
+        );
+        Ok(assigned.fetch_all(&self.pools.runs).await?)
     }
 
     /// As [`Store::run_list_assigned`], but only runs that were made since a time, and those of the
@@ -353,20 +341,18 @@ impl Store {
         known: &[RunId],
     ) -> Result<Vec<AssignedRun>, Error> {
         let known: Vec<Uuid> = known.iter().map(|id| id.0).collect();
-        select_assigned!(
-            "id = ANY (ARRAY(SELECT id FROM live_runs WHERE worker_id = $1 AND incarnation = $2 AND id >= $3
-                             UNION SELECT unnest($4::uuid[])))
-               AND worker_id || '' = $1 AND incarnation = $2",
+        let assigned = assigned_runs!(
+            "SELECT",
+            "FROM live_runs r
+             WHERE r.id = ANY (ARRAY(SELECT id FROM live_runs WHERE worker_id = $1 AND incarnation = $2 AND id >= $3
+                                     UNION SELECT unnest($4::uuid[])))
+               AND r.worker_id || '' = $1 AND r.incarnation = $2",
             worker.as_str(),
             incarnation.0,
-            list::first_id(since),
+            first_id(since),
             &known,
-        )
-        .fetch_all(&self.pools.runs)
-        .await?
-        .into_iter()
-        .map(AssignedRun::try_from)
-        .collect()
+        );
+        Ok(assigned.fetch_all(&self.pools.runs).await?)
     }
 
     /// Lists queued runs of sessions that this incarnation holds, oldest first: the first ones of
@@ -378,9 +364,10 @@ impl Store {
         sessions: HeldSessions<'_>,
         limit: i64,
     ) -> Result<Vec<(RunId, SessionId, TenantId)>, Error> {
-        let (worker, incarnation) = (worker.as_str(), incarnation.0);
-        let mut tx = list::ordered(&self.pools.runs).await?;
-        let rows = match sessions {
+        let worker = worker.as_str();
+        let incarnation = incarnation.0;
+        let mut tx = self.pools.runs.begin_in_order().await?;
+        let queued = match sessions {
             HeldSessions::All => {
                 select_queued!("sessions s", worker, incarnation, limit, MAX_QUEUED_PER_SESSION)
                     .fetch_all(&mut *tx)
@@ -403,81 +390,6 @@ impl Store {
             }
         };
         tx.commit().await?;
-        rows.into_iter()
-            .map(|row| {
-                Ok((
-                    RunId(row.id),
-                    SessionId(row.session_id),
-                    row::parse("runs.tenant_id", &row.tenant_id)?,
-                ))
-            })
-            .collect()
-    }
-}
-
-struct QueuedRow {
-    id: Uuid,
-    session_id: Uuid,
-    tenant_id: String,
-}
-
-/// What the events of a worker's run are about.
-pub(super) fn audit_subject(run: RunRef<'_>, lease: &LeaseToken) -> EventSubject {
-    EventSubject {
-        tenant: Some(run.tenant.clone()),
-        session: Some(run.session),
-        run: Some(run.id),
-        key: None,
-        worker: Some(lease.worker.clone()),
-    }
-}
-
-/// The columns of an ended run that only the database knows.
-#[derive(Debug)]
-pub(crate) struct StoredEnd {
-    pub(super) attempt: i32,
-    pub(super) started_at: Option<OffsetDateTime>,
-    pub(super) ended_at: OffsetDateTime,
-    pub(super) cancel_reason: Option<String>,
-}
-
-impl StoredEnd {
-    fn with(self, result: RunResult) -> CommittedRun {
-        let Self { attempt, started_at, ended_at, cancel_reason } = self;
-        CommittedRun { attempt, cancel_reason, end: EndedRun { started_at, ended_at, result } }
-    }
-}
-
-struct AssignedRunRow {
-    id: Uuid,
-    session_id: Uuid,
-    tenant_id: String,
-    spec: Json<RunSpec>,
-    lease_epoch: i64,
-    attempt: i32,
-    turn: i32,
-    cancel_requested: bool,
-    cancel_grace: Option<PgInterval>,
-    secret_env: Option<Vec<u8>>,
-    traceparent: Option<String>,
-}
-
-impl TryFrom<AssignedRunRow> for AssignedRun {
-    type Error = Error;
-
-    fn try_from(row: AssignedRunRow) -> Result<Self, Error> {
-        Ok(Self {
-            id: RunId(row.id),
-            session: SessionId(row.session_id),
-            tenant: row::parse("runs.tenant_id", &row.tenant_id)?,
-            spec: row.spec.0,
-            epoch: LeaseEpoch(row.lease_epoch),
-            attempt: row.attempt,
-            turn: row.turn,
-            cancel_requested: row.cancel_requested,
-            cancel_grace: row.cancel_grace.as_ref().map(row::duration),
-            secret_env: row.secret_env.map(SealedEnv),
-            traceparent: row.traceparent,
-        })
+        Ok(queued)
     }
 }

@@ -1,22 +1,55 @@
-//! Commits of several runs in one statement.
+//! Results to commit, and the commits of several runs in one statement.
 
-use std::{collections::HashMap, time::Instant};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
-use codelia_types::{LeaseToken, RunId, RunResult, SessionId, TenantId};
+use codelia_types::{CommittedRun, EndedRun, LeaseToken, RunId, RunResult, SessionId, TenantId};
 use sqlx::{postgres::types::PgInterval, types::Json};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{
-    RunCommit, RunRef,
-    assignment::{StoredEnd, audit_subject},
-};
+use super::record::RunRef;
 use crate::{
-    Error,
-    audit::{EventColumns, run_end},
+    audit::{EventBody, EventColumns, EventSubject, run_end},
+    error::Error,
     group::{GroupCall, Writer},
     objects::Objects,
+    output::OutputChunk,
     row,
 };
+
+/// A result to commit, with the output and events that belong to it.
+#[derive(Debug, Clone)]
+pub struct RunCommit {
+    /// The result.
+    pub result: RunResult,
+    /// How long ago the command started; `None` if it never did.
+    pub started_ago: Option<Duration>,
+    /// Output that was not appended before.
+    pub tail: Vec<OutputChunk>,
+    /// Events to record with the result.
+    pub events: Vec<EventBody>,
+    /// For how long its changes wait for a decision, if their state says so.
+    pub held_for: Option<Duration>,
+}
+
+/// The columns of an ended run that only the database knows.
+#[derive(Debug)]
+pub(crate) struct StoredEnd {
+    pub(super) attempt: i32,
+    pub(super) started_at: Option<OffsetDateTime>,
+    pub(super) ended_at: OffsetDateTime,
+    pub(super) cancel_reason: Option<String>,
+}
+
+impl StoredEnd {
+    pub(super) fn with(self, result: RunResult) -> CommittedRun {
+        let Self { attempt, started_at, ended_at, cancel_reason } = self;
+        CommittedRun { attempt, cancel_reason, end: EndedRun { started_at, ended_at, result } }
+    }
+}
 
 /// Maximum bytes of output that a run commits together with others.
 const MAX_TAIL: usize = 16 * 1024;
@@ -99,11 +132,10 @@ impl GroupCall for CommitCall {
         .await?;
         let mut stored: HashMap<Uuid, StoredEnd> = HashMap::with_capacity(rows.len());
         for row in rows {
-            let (started_at, ended_at) = (row.started_at, row.ended_at);
             let end = StoredEnd {
                 attempt: row.attempt,
-                started_at,
-                ended_at,
+                started_at: row.started_at,
+                ended_at: row.ended_at,
                 cancel_reason: row.cancel_reason,
             };
             stored.insert(row.id, end);
@@ -120,7 +152,8 @@ fn audit_events(writer: &Writer, calls: &[&CommitCall]) -> EventColumns {
     let mut events = writer.audit.columns();
     for call in calls {
         let end = run_end(&call.commit.result.outcome, call.commit.started_ago, 0, None);
-        events.push(writer.audit.event(&audit_subject(call.names(), &call.lease), &end));
+        let subject = EventSubject::of_run(call.names(), Some(&call.lease.worker));
+        events.push(writer.audit.event(&subject, &end));
     }
     events
 }

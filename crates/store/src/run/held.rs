@@ -8,7 +8,7 @@ use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{Error, EventBody, EventKind, EventSubject, Store, audit, row};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, row};
 
 /// Changes that a session holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Store {
             };
             let detail = json!({ "state": state, "expired": key.is_none() });
             let body = EventBody::new(EventKind::ChangesDecided, detail);
-            audit::insert(&self.audit, &mut *tx, &subject, &body).await?;
+            self.audit.insert(&mut *tx, &subject, &body).await?;
         }
         tx.commit().await?;
         if decided.is_some() {

@@ -1,18 +1,17 @@
 //! Inserting runs: session, quotas and idempotency key are checked in one statement.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use codelia_policy::RunSpec;
 use codelia_types::{Incarnation, KeyId, LeaseEpoch, RunId, SessionId, TenantId};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sqlx::{PgConnection, PgExecutor, types::Json};
 use time::OffsetDateTime;
-use uuid::Uuid;
 
 use super::{
-    Run, RunState,
     insert_group::{InsertCall, InsertedRun},
+    record::{Run, RunRef, RunState},
     settings::SpecColumns,
 };
 use crate::{
@@ -23,6 +22,9 @@ use crate::{
     row,
     tenant::QUOTA_MARGIN,
 };
+
+/// Maximum bytes of secret variables of a run that is inserted together with others.
+const MAX_GROUP_SECRET_ENV: usize = 4096;
 
 /// A run to insert.
 #[derive(Debug)]
@@ -105,11 +107,10 @@ impl Store {
     /// Inserts a run. If a live worker holds the session, the run is assigned to it and starts in
     /// the state [`RunState::Running`].
     pub async fn run_insert(&self, new: NewRun<'_>, quotas: Quotas) -> Result<RunAdmission, Error> {
-        let spec = Arc::new(self.spec_columns(new.id, new.spec).await?);
+        let spec = self.known_settings.columns(&self.pools.runs, new.id, new.spec).await?;
         let mut turn = Turn::Own;
-        if InsertCall::takes(&new, &spec) {
-            turn =
-                self.inserts.turn(|| self.group_writer(), || InsertCall::new(&new, &spec)).await?;
+        if goes_with_others(&new, &spec) {
+            turn = self.inserts.turn(|| self.group_writer(), || insert_call(&new, &spec)).await?;
         }
         match turn {
             Turn::Answered(inserted) => Ok(inserted.admission(&new)),
@@ -120,19 +121,21 @@ impl Store {
     async fn run_insert_alone(
         &self,
         new: &NewRun<'_>,
-        mut spec: Arc<SpecColumns>,
+        mut spec: SpecColumns,
         quotas: Quotas,
     ) -> Result<RunAdmission, Error> {
         let within = |margin| {
-            let (active, queued) = (quotas.concurrent_runs - margin, quotas.queued_runs - margin);
-            new.check_quotas.then_some(ActiveRuns { active, queued })
+            new.check_quotas.then(|| ActiveRuns {
+                active: quotas.concurrent_runs - margin,
+                queued: quotas.queued_runs - margin,
+            })
         };
         // The key of a removed run is deleted; then the run is inserted as if the key were new.
         for _ in 0..3 {
             let refusal = match self.run_insert_once(new, &spec, within(QUOTA_MARGIN)).await? {
                 Insertion::Recorded(recorded) => return Ok(recorded),
                 Insertion::SettingsMissing => {
-                    spec = self.spec_columns_again(new.spec, &spec)?.into();
+                    spec = self.known_settings.columns_again(new.spec, &spec)?;
                     continue;
                 }
                 Insertion::Refused(RunAdmission::KeyChanged) => {
@@ -259,15 +262,20 @@ async fn insert_held(
     Ok(inserted)
 }
 
-/// Columns of a run, and the version of its key, as one argument of the statement.
+/// Columns of a run, and the version of its key, as one argument of a statement.
 #[derive(Serialize)]
 struct RunColumns<'a> {
+    id: RunId,
+    session_id: SessionId,
+    tenant_id: &'a TenantId,
     spec: &'a Value,
     summary: Option<&'a Value>,
     labels: &'a BTreeMap<String, String>,
     retries: i32,
+    idempotency_key: Option<&'a str>,
     traceparent: Option<&'a str>,
-    requested_by: Option<Uuid>,
+    requested_by: Option<KeyId>,
+    key_id: KeyId,
     key_version: Option<i64>,
     tenant_version: Option<i64>,
     policy_version: Option<i64>,
@@ -276,12 +284,17 @@ struct RunColumns<'a> {
 impl<'a> RunColumns<'a> {
     fn new(new: &NewRun<'a>, spec: &'a SpecColumns) -> Self {
         Self {
+            id: new.id,
+            session_id: new.session,
+            tenant_id: new.tenant,
             spec: &spec.spec,
             summary: spec.summary.as_ref(),
             labels: new.labels,
             retries: new.retries,
+            idempotency_key: new.idempotency.map(|(key, _)| key),
             traceparent: new.traceparent,
-            requested_by: new.requested_by.map(|key| key.0),
+            requested_by: new.requested_by,
+            key_id: new.key,
             key_version: new.key_version.map(|version| version.key),
             tenant_version: new.key_version.map(|version| version.tenant),
             policy_version: new.key_version.and_then(|version| version.policy),
@@ -289,15 +302,35 @@ impl<'a> RunColumns<'a> {
     }
 }
 
+/// Whether the statement for several runs can insert a run. Its spec is small: it refers to stored
+/// settings and needs no summary.
+fn goes_with_others(new: &NewRun<'_>, spec: &SpecColumns) -> bool {
+    !new.check_quotas
+        && new.approval.is_none()
+        && new.secret_env.is_none_or(|sealed| sealed.0.len() <= MAX_GROUP_SECRET_ENV)
+        && spec.settings.is_some()
+        && spec.summary.is_none()
+}
+
+fn insert_call(new: &NewRun<'_>, spec: &SpecColumns) -> InsertCall {
+    let (subject, event) = audit_admitted(new);
+    InsertCall {
+        id: new.id.0,
+        tenant: new.tenant.clone(),
+        columns: json!(RunColumns::new(new, spec)),
+        settings: spec.settings,
+        request_hash: new.idempotency.map(|(_, hash)| hash.to_vec()),
+        secret_env: new.secret_env.map(|sealed| sealed.0.clone()),
+        queue_timeout: row::interval(new.queue_timeout),
+        subject,
+        event,
+    }
+}
+
 /// The event that records that a run was admitted.
-pub(super) fn audit_admitted(new: &NewRun<'_>) -> (EventSubject, EventBody) {
-    let subject = EventSubject {
-        tenant: Some(new.tenant.clone()),
-        session: Some(new.session),
-        run: Some(new.id),
-        key: Some(new.key),
-        worker: None,
-    };
+fn audit_admitted(new: &NewRun<'_>) -> (EventSubject, EventBody) {
+    let run = RunRef { id: new.id, session: new.session, tenant: new.tenant };
+    let subject = EventSubject { key: Some(new.key), ..EventSubject::of_run(run, None) };
     (subject, EventBody::new(EventKind::RunAdmitted, command_detail(new.spec)))
 }
 

@@ -6,37 +6,54 @@
 //! them: an index that begins with another column has no use, and the planner cannot choose to walk
 //! the primary key past the runs of other tenants.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use codelia_types::{RunId, RunResult, SessionId, TenantId};
-use sqlx::{PgConnection, Postgres, Transaction, types::Json};
+use sqlx::{PgConnection, types::Json};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
-use super::{HELD, Run, RunFilter, RunRow, RunState, RunSummary, SpecSummary, select_runs};
-use crate::{Error, Store, pools::Pool};
+use super::{
+    record::{HELD, RunState, select_runs},
+    summary::{RunSummary, SpecSummary},
+};
+use crate::{
+    Error, Store,
+    id_time::{first_id, made_at},
+};
 
 /// How far the clocks of the processes that make ids and of the database may differ.
 const CLOCK_SKEW: Duration = Duration::seconds(10);
 /// Runs with a label that are read at once, at least.
 const MIN_LABELED_BATCH: i64 = 64;
 
-type SummaryRow = RunRow<SpecSummary>;
+/// Which runs to list.
+#[derive(Debug, Clone, Default)]
+pub struct RunFilter {
+    /// Runs of this session.
+    pub session: Option<SessionId>,
+    /// Runs in this state.
+    pub state: Option<RunState>,
+    /// Runs inserted at this time or later.
+    pub created_after: Option<OffsetDateTime>,
+    /// Runs inserted before this time.
+    pub created_before: Option<OffsetDateTime>,
+    /// Runs that have all these labels.
+    pub labels: BTreeMap<String, String>,
+    /// Runs older than this one.
+    pub before: Option<RunId>,
+}
 
 /// Reads summaries of live or ended runs by a condition and its arguments.
 macro_rules! select_summaries {
-    ($table:ident, $executor:expr, $condition:literal, $($argument:expr),* $(,)?) => {
+    ($table:ident, $connection:expr, $condition:literal $(+ $rest:literal)*, $($argument:expr),* $(,)?) => {
         select_runs!(
-            $table SummaryRow,
-            // A short spec that refers to settings has no summary. A run of an earlier version has
-            // none, either: show only its program.
-            r#"coalesce(r.summary, CASE
-                   WHEN r.settings_hash IS NOT NULL
-                   THEN jsonb_build_object('argv', r.spec #> '{command,argv}', 'argv_truncated', false)
-                   ELSE jsonb_build_object(
-                       'mode', r.spec -> 'mode', 'limits', r.spec -> 'limits',
-                       'argv', jsonb_build_array(left(r.spec #>> '{command,argv,0}', 256)),
-                       'argv_truncated', true) END)
+            $table
+            // A short spec that refers to settings has no summary.
+            r#"coalesce(r.summary, jsonb_build_object('argv', r.spec #> '{command,argv}', 'argv_truncated', false))
                || coalesce((SELECT jsonb_build_object('mode', s.settings -> 'mode', 'limits', s.settings -> 'limits')
                             FROM run_settings s WHERE s.hash = r.settings_hash), '{}') AS "spec!: Json<SpecSummary>",
                jsonb_set(
@@ -46,12 +63,73 @@ macro_rules! select_summaries {
                         ELSE r.result END,
                    '{violations,seen}', '[]')
                    || jsonb_build_object('changes', jsonb_set(r.changes, '{entries}', '[]')) AS "result: Json<RunResult>""#,
-            $condition,
+            $condition $(+ $rest)*,
             $($argument),*
         )
-        .fetch_all($executor)
+        .fetch_all(&mut *$connection)
         .await?
     };
+}
+
+/// Finds the runs of a page that have a value in a column, by the indexes that begin with it. Reads
+/// runs that have not ended first: a run that ends meanwhile is found twice, but not missed.
+macro_rules! find_by {
+    ($column:literal, $value:expr, $connection:ident, $tenant:ident, $page:ident) => {{
+        let mut found = Found::default();
+        if !$page.live_states.is_empty() {
+            found.live = select_summaries!(
+                live,
+                $connection,
+                "r.id = ANY (ARRAY(
+                     SELECT found.id FROM unnest($6::text[]) AS wanted (state) CROSS JOIN LATERAL (
+                         SELECT id FROM live_runs
+                         WHERE ("
+                    + $column
+                    + ", state, id) < ($8, wanted.state, $2)
+                           AND ("
+                    + $column
+                    + ", state, id) >= ($8, wanted.state, $3)
+                           AND created_at > $4 AND created_at < $5
+                         ORDER BY "
+                    + $column
+                    + " DESC, state DESC, id DESC LIMIT $7) AS found))
+                   AND r.tenant_id || '' = $1
+                 ORDER BY r.id DESC LIMIT $7",
+                $tenant.as_str(),
+                $page.before,
+                $page.from,
+                $page.created_after,
+                $page.created_before,
+                $page.live_states as _,
+                $page.limit,
+                $value,
+            );
+        }
+        if $page.lists_ended {
+            found.ended = select_summaries!(
+                ended,
+                $connection,
+                "(r."
+                    + $column
+                    + ", r.id) < ($7, $2) AND (r."
+                    + $column
+                    + ", r.id) >= ($7, $3)
+                   AND r.id < $2 AND r.id >= $3
+                   AND r.created_at > $4 AND r.created_at < $5 AND r.tenant_id || '' = $1
+                 ORDER BY r."
+                    + $column
+                    + " DESC, r.id DESC LIMIT $6",
+                $tenant.as_str(),
+                $page.before,
+                $page.from,
+                $page.created_after,
+                $page.created_before,
+                $page.limit,
+                $value,
+            );
+        }
+        found
+    }};
 }
 
 /// A page of a list as arguments of its statements.
@@ -62,9 +140,9 @@ struct Page {
     from: Uuid,
     created_after: OffsetDateTime,
     created_before: OffsetDateTime,
-    /// States of live runs to list; empty ones match nothing.
-    live_states: [&'static str; 3],
-    ended: bool,
+    /// States of live runs to list.
+    live_states: &'static [&'static str],
+    lists_ended: bool,
     limit: i64,
 }
 
@@ -83,35 +161,19 @@ impl Page {
             created_after: filter.created_after.unwrap_or(OffsetDateTime::UNIX_EPOCH),
             created_before: filter.created_before.unwrap_or(LAST_TIME),
             live_states: match filter.state {
-                None => [RunState::Queued.as_str(), RunState::Running.as_str(), HELD],
-                Some(RunState::Ended) => ["", "", ""],
-                Some(RunState::Queued) => [RunState::Queued.as_str(), HELD, ""],
-                Some(RunState::Running) => [RunState::Running.as_str(), "", ""],
+                None => &["queued", "running", HELD],
+                Some(RunState::Queued) => &["queued", HELD],
+                Some(RunState::Running) => &["running"],
+                Some(RunState::Ended) => &[],
             },
-            ended: matches!(filter.state, None | Some(RunState::Ended)),
+            lists_ended: matches!(filter.state, None | Some(RunState::Ended)),
             limit,
         }
-    }
-
-    fn lists_live(&self) -> bool {
-        !self.live_states[0].is_empty()
     }
 }
 
 /// Later than every run.
 const LAST_TIME: OffsetDateTime = time::macros::datetime!(9999-01-01 00:00 UTC);
-
-/// The least id that is made at a time.
-pub(crate) fn first_id(time: OffsetDateTime) -> Uuid {
-    let millis = u128::try_from(time.unix_timestamp_nanos() / 1_000_000).unwrap_or(0);
-    Uuid::from_u128(millis.min((1 << 48) - 1) << 80)
-}
-
-/// When an id was made.
-fn made_at(id: Uuid) -> Option<OffsetDateTime> {
-    let nanos = i128::try_from(id.as_u128() >> 80).ok()?.checked_mul(1_000_000)?;
-    OffsetDateTime::from_unix_timestamp_nanos(nanos).ok()
-}
 
 impl Store {
     /// Lists summaries of a tenant's runs, newest first.
@@ -122,21 +184,16 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<RunSummary>, Error> {
         let page = Page::new(filter, limit);
-        let mut tx = ordered(&self.pools.reads).await?;
-        // Runs that have not ended first: a run that ends meanwhile is found twice, but not missed.
-        let rows = match (filter.labels.is_empty(), filter.session) {
-            (false, _) => labeled(&mut tx, tenant, filter, page).await?,
-            (true, None) => {
-                let live = live_of_tenant(&mut tx, tenant, &page).await?;
-                (live, ended_of_tenant(&mut tx, tenant, &page).await?)
-            }
-            (true, Some(session)) => {
-                let live = live_of_session(&mut tx, tenant, session, &page).await?;
-                (live, ended_of_session(&mut tx, tenant, session, &page).await?)
+        let mut tx = self.pools.reads.begin_in_order().await?;
+        let found = match filter.session {
+            _ if !filter.labels.is_empty() => labeled(&mut tx, tenant, filter, page).await?,
+            None => of_tenant(&mut tx, tenant, &page).await?,
+            Some(session) => {
+                find_by!("session_id", session.0, tx, tenant, page)
             }
         };
         tx.commit().await?;
-        merge(rows, limit)
+        Ok(found.merge(limit))
     }
 
     /// Lists summaries of runs that have not ended, of all tenants or of one, newest first. For
@@ -147,182 +204,52 @@ impl Store {
         before: Option<RunId>,
         limit: i64,
     ) -> Result<Vec<RunSummary>, Error> {
-        let mut tx = ordered(&self.pools.reads).await?;
-        let page = Page::new(&RunFilter { before, ..RunFilter::default() }, limit);
-        let rows = match tenant {
-            Some(tenant) => live_of_tenant(&mut tx, tenant, &page).await?,
-            None => {
-                select_summaries!(
+        let mut tx = self.pools.reads.begin_in_order().await?;
+        let all = Page::new(&RunFilter { before, ..RunFilter::default() }, limit);
+        let page = Page { lists_ended: false, ..all };
+        let found = match tenant {
+            Some(tenant) => of_tenant(&mut tx, tenant, &page).await?,
+            None => Found {
+                live: select_summaries!(
                     live,
-                    &mut *tx,
+                    tx,
                     "r.id < $1 ORDER BY r.id DESC LIMIT $2",
                     page.before,
                     limit
-                )
-            }
+                ),
+                ended: Vec::new(),
+            },
         };
         tx.commit().await?;
-        merge((rows, Vec::new()), limit)
+        Ok(found.merge(limit))
     }
 }
 
-/// Begins a transaction whose statements read rows in the order of an index. To read all rows of a
-/// tenant and sort them is never better, but the planner may believe that while a table is small,
-/// and plans each statement only once.
-pub(crate) async fn ordered(pool: &Pool) -> Result<Transaction<'static, Postgres>, Error> {
-    let mut tx = pool.begin().await?;
-    read_in_order(&mut tx).await?;
-    Ok(tx)
+/// The runs of a page.
+#[derive(Default)]
+struct Found {
+    live: Vec<RunSummary>,
+    ended: Vec<RunSummary>,
 }
 
-/// Makes a transaction one of [`ordered`].
-pub(crate) async fn read_in_order(tx: &mut PgConnection) -> Result<(), Error> {
-    sqlx::raw_sql("SET LOCAL enable_sort = off; SET LOCAL enable_bitmapscan = off")
-        .execute(tx)
-        .await?;
-    Ok(())
+impl Found {
+    /// Runs that ended meanwhile are in both lists; their end counts.
+    fn merge(self, limit: i64) -> Vec<RunSummary> {
+        let ended: BTreeSet<RunId> = self.ended.iter().map(|run| run.id).collect();
+        let live = self.live.into_iter().filter(|run| !ended.contains(&run.id));
+        let mut runs: Vec<_> = live.chain(self.ended).collect();
+        runs.sort_unstable_by_key(|run| Reverse(run.id));
+        runs.truncate(usize::try_from(limit).unwrap_or(0));
+        runs
+    }
 }
 
-/// Runs that ended meanwhile are in both; their end counts.
-fn merge(
-    (live, ended): (Vec<SummaryRow>, Vec<SummaryRow>),
-    limit: i64,
-) -> Result<Vec<RunSummary>, Error> {
-    let ids: BTreeSet<Uuid> = ended.iter().map(|row| row.id).collect();
-    let mut rows: Vec<_> =
-        live.into_iter().filter(|row| !ids.contains(&row.id)).chain(ended).collect();
-    rows.sort_unstable_by_key(|row| std::cmp::Reverse(row.id));
-    rows.truncate(usize::try_from(limit).unwrap_or(0));
-    rows.into_iter().map(Run::try_from).collect()
-}
-
-async fn live_of_tenant(
+async fn of_tenant(
     connection: &mut PgConnection,
     tenant: &TenantId,
     page: &Page,
-) -> Result<Vec<SummaryRow>, Error> {
-    if !page.lists_live() {
-        return Ok(Vec::new());
-    }
-    Ok(select_summaries!(
-        live,
-        connection,
-        "r.id = ANY (ARRAY(
-             (SELECT id FROM live_runs
-              WHERE (tenant_id, state, id) < ($1, $6, $2) AND (tenant_id, state, id) >= ($1, $6, $3)
-                AND created_at > $4 AND created_at < $5
-              ORDER BY tenant_id DESC, state DESC, id DESC LIMIT $8)
-             UNION ALL
-             (SELECT id FROM live_runs
-              WHERE (tenant_id, state, id) < ($1, $7, $2) AND (tenant_id, state, id) >= ($1, $7, $3)
-                AND created_at > $4 AND created_at < $5
-              ORDER BY tenant_id DESC, state DESC, id DESC LIMIT $8)
-             UNION ALL
-             (SELECT id FROM live_runs
-              WHERE (tenant_id, state, id) < ($1, $9, $2) AND (tenant_id, state, id) >= ($1, $9, $3)
-                AND created_at > $4 AND created_at < $5
-              ORDER BY tenant_id DESC, state DESC, id DESC LIMIT $8)))
-         ORDER BY r.id DESC LIMIT $8",
-        tenant.as_str(),
-        page.before,
-        page.from,
-        page.created_after,
-        page.created_before,
-        page.live_states[0],
-        page.live_states[1],
-        page.limit,
-        page.live_states[2],
-    ))
-}
-
-async fn live_of_session(
-    connection: &mut PgConnection,
-    tenant: &TenantId,
-    session: SessionId,
-    page: &Page,
-) -> Result<Vec<SummaryRow>, Error> {
-    if !page.lists_live() {
-        return Ok(Vec::new());
-    }
-    Ok(select_summaries!(
-        live,
-        connection,
-        "r.id = ANY (ARRAY(
-             (SELECT id FROM live_runs
-              WHERE (session_id, state, id) < ($9, $6, $2) AND (session_id, state, id) >= ($9, $6, $3)
-                AND created_at > $4 AND created_at < $5
-              ORDER BY session_id DESC, state DESC, id DESC LIMIT $8)
-             UNION ALL
-             (SELECT id FROM live_runs
-              WHERE (session_id, state, id) < ($9, $7, $2) AND (session_id, state, id) >= ($9, $7, $3)
-                AND created_at > $4 AND created_at < $5
-              ORDER BY session_id DESC, state DESC, id DESC LIMIT $8)
-             UNION ALL
-             (SELECT id FROM live_runs
-              WHERE (session_id, state, id) < ($9, $10, $2) AND (session_id, state, id) >= ($9, $10, $3)
-                AND created_at > $4 AND created_at < $5
-              ORDER BY session_id DESC, state DESC, id DESC LIMIT $8)))
-           AND r.tenant_id || '' = $1
-         ORDER BY r.id DESC LIMIT $8",
-        tenant.as_str(),
-        page.before,
-        page.from,
-        page.created_after,
-        page.created_before,
-        page.live_states[0],
-        page.live_states[1],
-        page.limit,
-        session.0,
-        page.live_states[2],
-    ))
-}
-
-async fn ended_of_tenant(
-    connection: &mut PgConnection,
-    tenant: &TenantId,
-    page: &Page,
-) -> Result<Vec<SummaryRow>, Error> {
-    if !page.ended {
-        return Ok(Vec::new());
-    }
-    Ok(select_summaries!(
-        ended,
-        connection,
-        "(r.tenant_id, r.id) < ($1, $2) AND (r.tenant_id, r.id) >= ($1, $3) AND r.id < $2 AND r.id >= $3
-           AND r.created_at > $4 AND r.created_at < $5
-         ORDER BY r.tenant_id DESC, r.id DESC LIMIT $6",
-        tenant.as_str(),
-        page.before,
-        page.from,
-        page.created_after,
-        page.created_before,
-        page.limit,
-    ))
-}
-
-async fn ended_of_session(
-    connection: &mut PgConnection,
-    tenant: &TenantId,
-    session: SessionId,
-    page: &Page,
-) -> Result<Vec<SummaryRow>, Error> {
-    if !page.ended {
-        return Ok(Vec::new());
-    }
-    Ok(select_summaries!(
-        ended,
-        connection,
-        "(r.session_id, r.id) < ($7, $2) AND (r.session_id, r.id) >= ($7, $3) AND r.id < $2 AND r.id >= $3
-           AND r.created_at > $4 AND r.created_at < $5 AND r.tenant_id || '' = $1
-         ORDER BY r.session_id DESC, r.id DESC LIMIT $6",
-        tenant.as_str(),
-        page.before,
-        page.from,
-        page.created_after,
-        page.created_before,
-        page.limit,
-        session.0,
-    ))
+) -> Result<Found, Error> {
+    Ok(find_by!("tenant_id", tenant.as_str(), connection, tenant, page))
 }
 
 /// Runs that have all labels: reads those that have the first one, in batches, until the page is
@@ -332,10 +259,10 @@ async fn labeled(
     tenant: &TenantId,
     filter: &RunFilter,
     mut page: Page,
-) -> Result<(Vec<SummaryRow>, Vec<SummaryRow>), Error> {
+) -> Result<Found, Error> {
     let first: BTreeMap<_, _> = filter.labels.iter().take(1).collect();
     let batch = page.limit.max(MIN_LABELED_BATCH);
-    let (mut live, mut ended) = (Vec::new(), Vec::new());
+    let mut found = Found::default();
     loop {
         let ids = sqlx::query_scalar!(
             "SELECT run_id FROM run_labels
@@ -351,59 +278,39 @@ async fn labeled(
         .await?;
         let Some(last) = ids.last() else { break };
         page.before = *last;
-        if page.lists_live() {
-            live.extend(labeled_live(connection, &ids, filter, &page).await?);
+        if !page.live_states.is_empty() {
+            found.live.extend(select_summaries!(
+                live,
+                connection,
+                "r.id = ANY ($1) AND r.labels @> $2 AND r.session_id = coalesce($3, r.session_id)
+                   AND r.created_at > $4 AND r.created_at < $5 AND r.state = ANY ($6)",
+                &ids,
+                Json(&filter.labels) as _,
+                filter.session.map(|id| id.0),
+                page.created_after,
+                page.created_before,
+                page.live_states as _,
+            ));
         }
-        if page.ended {
-            ended.extend(labeled_ended(connection, &ids, filter, &page).await?);
+        if page.lists_ended {
+            found.ended.extend(select_summaries!(
+                ended,
+                connection,
+                "r.id = ANY ($1) AND r.labels @> $2 AND r.session_id = coalesce($3, r.session_id)
+                   AND r.created_at > $4 AND r.created_at < $5 AND r.id >= $6 AND r.id <= $7",
+                &ids,
+                Json(&filter.labels) as _,
+                filter.session.map(|id| id.0),
+                page.created_after,
+                page.created_before,
+                ids.iter().min(),
+                ids.iter().max(),
+            ));
         }
-        let found = i64::try_from(live.len() + ended.len()).unwrap_or(i64::MAX);
-        if found >= page.limit || ids.len() < usize::try_from(batch).unwrap_or(0) {
+        let count = i64::try_from(found.live.len() + found.ended.len()).unwrap_or(i64::MAX);
+        if count >= page.limit || ids.len() < usize::try_from(batch).unwrap_or(0) {
             break;
         }
     }
-    Ok((live, ended))
-}
-
-async fn labeled_live(
-    connection: &mut PgConnection,
-    ids: &[Uuid],
-    filter: &RunFilter,
-    page: &Page,
-) -> Result<Vec<SummaryRow>, Error> {
-    Ok(select_summaries!(
-        live,
-        connection,
-        "r.id = ANY ($1) AND r.labels @> $2 AND r.session_id = coalesce($3, r.session_id) AND r.state IN ($4, $5, $8)
-           AND r.created_at > $6 AND r.created_at < $7",
-        ids,
-        Json(&filter.labels) as _,
-        filter.session.map(|id| id.0),
-        page.live_states[0],
-        page.live_states[1],
-        page.created_after,
-        page.created_before,
-        page.live_states[2],
-    ))
-}
-
-async fn labeled_ended(
-    connection: &mut PgConnection,
-    ids: &[Uuid],
-    filter: &RunFilter,
-    page: &Page,
-) -> Result<Vec<SummaryRow>, Error> {
-    Ok(select_summaries!(
-        ended,
-        connection,
-        "r.id = ANY ($1) AND r.labels @> $2 AND r.session_id = coalesce($3, r.session_id)
-           AND r.created_at > $4 AND r.created_at < $5 AND r.id >= $6 AND r.id <= $7",
-        ids,
-        Json(&filter.labels) as _,
-        filter.session.map(|id| id.0),
-        page.created_after,
-        page.created_before,
-        ids.iter().min(),
-        ids.iter().max(),
-    ))
+    Ok(found)
 }

@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-use codelia_types::{Mode, Outcome, Reason, Refusal, RunId, SessionId, TenantId, duration};
+use codelia_types::{Mode, Outcome, Reason, Refusal, RunId, SessionId, duration};
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use super::RunRef;
 use crate::{
     Error, Store,
     audit::{AuditLog, RunEnd, RunEnds},
@@ -94,35 +93,6 @@ impl WaitingRun {
     }
 }
 
-/// A run that ends without a worker.
-pub(crate) struct EndingRun {
-    id: RunId,
-    session: SessionId,
-    tenant: TenantId,
-    outcome: Outcome,
-}
-
-impl EndingRun {
-    pub(crate) fn new(
-        run: Uuid,
-        session: Uuid,
-        tenant: &str,
-        outcome: Outcome,
-    ) -> Result<Self, Error> {
-        let tenant = row::parse("live_runs.tenant_id", tenant)?;
-        Ok(Self { id: RunId(run), session: SessionId(session), tenant, outcome })
-    }
-
-    pub(crate) fn end(&self) -> RunEnd<'_> {
-        let run = RunRef { id: self.id, session: self.session, tenant: &self.tenant };
-        RunEnd { run, worker: None, outcome: &self.outcome }
-    }
-}
-
-fn outcomes(ending: &[EndingRun]) -> Vec<Json<&Outcome>> {
-    ending.iter().map(|run| Json(&run.outcome)).collect()
-}
-
 impl Store {
     /// Why no worker has taken a run. `None` if the run does not exist.
     pub async fn run_wait_reason(&self, id: RunId) -> Result<Option<WaitReason>, Error> {
@@ -143,9 +113,9 @@ impl Store {
         let waiting = self.run_waiting(&due).await?;
         let ending = waiting
             .into_iter()
-            .map(|run| EndingRun::new(run.run, run.session, &run.tenant, run.outcome()?))
+            .map(|run| RunEnd::new(run.run, run.session, &run.tenant, None, run.outcome()?))
             .collect::<Result<Vec<_>, Error>>()?;
-        let RunEnds { runs, events } = self.audit.run_ends(ending.iter().map(EndingRun::end));
+        let RunEnds { runs, outcomes, events } = self.audit.run_ends(&ending);
         let ended = sqlx::query!(
             "WITH due AS (
                  SELECT id FROM live_runs WHERE id = ANY ($1) AND state = 'queued' AND queued_until <= now()
@@ -165,7 +135,7 @@ impl Store {
              FROM ended e JOIN unnest($1, $4::uuid[], $5::timestamptz[], $6::text[], $7::bytea[])
                  AS a (run, id, at, detail, mac) ON a.run = e.id",
             &runs,
-            &outcomes(&ending) as _,
+            &outcomes as _,
             events.writer,
             &events.ids,
             &events.times,
@@ -216,13 +186,13 @@ async fn end_queues(
         sqlx::query_file!("src/sql/queue_end_find.sql", sessions, limit).fetch_all(pool).await?;
     let ending = found
         .into_iter()
-        .map(|row| EndingRun::new(row.run, row.session, &row.tenant, row.outcome.0))
+        .map(|row| RunEnd::new(row.run, row.session, &row.tenant, None, row.outcome.0))
         .collect::<Result<Vec<_>, Error>>()?;
-    let RunEnds { runs, events } = log.run_ends(ending.iter().map(EndingRun::end));
+    let RunEnds { runs, outcomes, events } = log.run_ends(&ending);
     let ended = sqlx::query_file!(
         "src/sql/queue_end.sql",
         &runs,
-        &outcomes(&ending) as _,
+        &outcomes as _,
         events.writer,
         &events.ids,
         &events.times,

@@ -5,8 +5,7 @@ use codelia_types::{RunId, SessionId};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::list::{first_id, ordered};
-use crate::{Error, ScopeRef, Store};
+use crate::{Error, ScopeRef, Store, id_time::first_id};
 
 /// An ended run as it was admitted.
 #[derive(Debug, Clone)]
@@ -34,7 +33,7 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<RecordedRun>, Error> {
         let is = |scope| Some(of.name.as_str()).filter(|_| of.scope == scope);
-        let mut tx = ordered(&self.pools.reads).await?;
+        let mut tx = self.pools.reads.begin_in_order().await?;
         let rows = sqlx::query!(
             r#"SELECT r.id, r.session_id, r.created_at,
                       (r.spec || coalesce((SELECT s.settings FROM run_settings s WHERE s.hash = r.settings_hash), '{}'))::text

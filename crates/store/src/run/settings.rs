@@ -10,10 +10,9 @@ use codelia_policy::RunSpec;
 use codelia_types::RunId;
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
-use uuid::Uuid;
 
-use super::SpecSummary;
-use crate::{Error, RecentMap, Store};
+use super::summary::SpecSummary;
+use crate::{error::Error, pools::Pool, recent_map::RecentMap};
 
 /// Settings that a process remembers.
 const MAX_KNOWN: usize = 4096;
@@ -52,6 +51,41 @@ impl KnownSettings {
     fn set(&self, hash: Hash, known: Known) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(hash, known);
     }
+
+    /// How to store the spec of a new run. Stores its settings if they were seen before and are not
+    /// known to be stored.
+    pub(super) async fn columns(
+        &self,
+        pool: &Pool,
+        run: RunId,
+        spec: &RunSpec,
+    ) -> Result<SpecColumns, Error> {
+        let mut settings = to_json(spec)?;
+        if let Some(fields) = settings.as_object_mut() {
+            fields.remove("command");
+        }
+        let hash = hash(&settings)?;
+        let day = (run.0.as_u128() >> 80) / MILLIS_PER_DAY;
+        let is_stored = match self.get(&hash) {
+            Some(Known::Stored { day: last }) if day <= last => true,
+            Some(_) => store(pool, run, &hash, &settings).await?,
+            None => false,
+        };
+        self.set(hash, if is_stored { Known::Stored { day } } else { Known::Seen });
+        if is_stored { Ok(SpecColumns::command(spec, hash)) } else { SpecColumns::whole(spec) }
+    }
+
+    /// Returns the columns of a spec whose settings were deleted meanwhile.
+    pub(super) fn columns_again(
+        &self,
+        spec: &RunSpec,
+        old: &SpecColumns,
+    ) -> Result<SpecColumns, Error> {
+        if let Some(hash) = old.settings {
+            self.set(hash, Known::Seen);
+        }
+        SpecColumns::whole(spec)
+    }
 }
 
 /// The columns of a spec.
@@ -65,7 +99,7 @@ pub(super) struct SpecColumns {
 
 impl SpecColumns {
     /// A spec that refers to nothing.
-    pub(super) fn whole(spec: &RunSpec) -> Result<Self, Error> {
+    fn whole(spec: &RunSpec) -> Result<Self, Error> {
         Ok(Self {
             spec: to_json(spec)?,
             summary: Some(to_json(&SpecSummary::new(spec))?),
@@ -84,59 +118,18 @@ impl SpecColumns {
     }
 }
 
-impl Store {
-    /// How to store the spec of a new run. Stores its settings if they were seen before and are not
-    /// known to be stored.
-    pub(super) async fn spec_columns(
-        &self,
-        run: RunId,
-        spec: &RunSpec,
-    ) -> Result<SpecColumns, Error> {
-        let mut settings = to_json(spec)?;
-        if let Some(fields) = settings.as_object_mut() {
-            fields.remove("command");
-        }
-        let hash = hash(&settings)?;
-        let day = (run.0.as_u128() >> 80) / MILLIS_PER_DAY;
-        let is_stored = match self.known_settings.get(&hash) {
-            Some(Known::Stored { day: last }) if day <= last => true,
-            Some(_) => self.settings_store(run.0, &hash, &settings).await?,
-            None => false,
-        };
-        self.known_settings.set(hash, if is_stored { Known::Stored { day } } else { Known::Seen });
-        if is_stored { Ok(SpecColumns::command(spec, hash)) } else { SpecColumns::whole(spec) }
-    }
-
-    /// Returns the columns of a spec whose settings were deleted meanwhile.
-    pub(super) fn spec_columns_again(
-        &self,
-        spec: &RunSpec,
-        old: &SpecColumns,
-    ) -> Result<SpecColumns, Error> {
-        if let Some(hash) = old.settings {
-            self.known_settings.set(hash, Known::Seen);
-        }
-        SpecColumns::whole(spec)
-    }
-
-    /// Stores settings for runs up to the day of this one. Returns `false` if other settings have
-    /// the hash, or another process is storing them.
-    async fn settings_store(
-        &self,
-        run: Uuid,
-        hash: &Hash,
-        settings: &Value,
-    ) -> Result<bool, Error> {
-        let is_same = sqlx::query_file_scalar!(
-            "src/sql/run_settings_store.sql",
-            hash.as_slice(),
-            settings,
-            run,
-        )
-        .fetch_optional(&self.pools.runs)
-        .await?;
-        Ok(is_same.unwrap_or(false))
-    }
+/// Stores settings for runs up to the day of this one. Returns `false` if other settings have the
+/// hash, or another process is storing them.
+async fn store(pool: &Pool, run: RunId, hash: &Hash, settings: &Value) -> Result<bool, Error> {
+    let is_same = sqlx::query_file_scalar!(
+        "src/sql/run_settings_store.sql",
+        hash.as_slice(),
+        settings,
+        run.0,
+    )
+    .fetch_optional(pool)
+    .await?;
+    Ok(is_same.unwrap_or(false))
 }
 
 /// The hash of all fields, which are in a fixed order.

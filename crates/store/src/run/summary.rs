@@ -4,7 +4,7 @@ use codelia_policy::{Limits, RunSpec};
 use codelia_types::Mode;
 use serde::{Deserialize, Serialize};
 
-use super::Run;
+use super::record::Run;
 
 /// Maximum bytes of the arguments in a summary.
 const MAX_ARGV: usize = 1024;

@@ -8,7 +8,7 @@ use sqlx::{PgExecutor, types::Json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{Session, SessionRef, SessionSpec, SessionState};
+use super::record::{Session, SessionRef, SessionSpec, SessionState};
 use crate::{
     Error, EventBody, EventKind, EventSubject, Quotas, Store, WorkerCandidate, audit::SignedEvent,
     error::is_unique_violation, row, tenant::QUOTA_MARGIN,

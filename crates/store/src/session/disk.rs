@@ -1,30 +1,20 @@
 //! The tables `session_disk` and `tenant_disk_levels`: what the files of sessions use, and how near
 //! that is to the limits of sessions and the quotas of tenants. See `migrations/0004_disk.sql`.
 
+use std::ops::Range;
+
 use codelia_policy::DiskLimits;
 use codelia_types::{
     DiskMechanism, DiskUsage, Incarnation, LeaseEpoch, SessionId, TenantId, WorkerId,
 };
 use serde_json::json;
 use sqlx::PgConnection;
-use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, EventBody, EventKind, EventSubject, Store, audit, row};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, row};
 
 /// The shares of a limit, in percent, that are recorded as events.
 const LEVELS: [i16; 2] = [80, 100];
-
-/// What the files of a session used when they were last measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SessionDisk {
-    /// What they used.
-    pub usage: DiskUsage,
-    /// What limits them.
-    pub mechanism: DiskMechanism,
-    /// When they were measured.
-    pub measured_at: OffsetDateTime,
-}
 
 /// What the files of one held session use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,8 +85,8 @@ impl Store {
                 worker: Some(worker.clone()),
                 ..EventSubject::default()
             };
-            let bytes = (row.bytes_before, row.bytes_now);
-            let inodes = (row.inodes_before, row.inodes_now);
+            let bytes = row.bytes_before..row.bytes_now;
+            let inodes = row.inodes_before..row.inodes_now;
             let crossed = crossings("limits.disk_bytes", bytes, row.bytes, row.max_bytes)
                 .chain(crossings("limits.inodes", inodes, row.inodes, row.max_inodes));
             events.extend(crossed.map(|body| (subject.clone(), body)));
@@ -109,14 +99,16 @@ impl Store {
         for row in read_tenants(&mut tx, &tenants).await? {
             let tenant: TenantId = row::parse("sessions.tenant_id", &row.tenant)?;
             let subject = EventSubject { tenant: Some(tenant.clone()), ..EventSubject::default() };
-            let crossed =
-                crossings("quotas.disk_bytes", (row.before, row.now), row.used, row.quota);
+            let crossed = crossings("quotas.disk_bytes", row.before..row.now, row.used, row.quota);
             events.extend(crossed.map(|body| (subject.clone(), body)));
-            let (used, quota) = (row.used.unsigned_abs(), row.quota.unsigned_abs());
-            reported.tenants.push(TenantDisk { tenant, used, quota });
+            reported.tenants.push(TenantDisk {
+                tenant,
+                used: row.used.unsigned_abs(),
+                quota: row.quota.unsigned_abs(),
+            });
         }
         for (subject, body) in &events {
-            audit::insert(&self.audit, &mut *tx, subject, body).await?;
+            self.audit.insert(&mut *tx, subject, body).await?;
             reported.crossings += 1;
         }
         tx.commit().await?;
@@ -158,7 +150,7 @@ async fn insert_reports(
     reports: &[DiskReport],
 ) -> Result<Vec<ReportedRow>, Error> {
     let column =
-        |of: fn(&DiskReport) -> u64| reports.iter().map(|r| to_bigint(of(r))).collect::<Vec<_>>();
+        |of: fn(&DiskReport) -> u64| reports.iter().map(|r| row::bigint(of(r))).collect::<Vec<_>>();
     let ids: Vec<Uuid> = reports.iter().map(|report| report.session.0).collect();
     let epochs: Vec<i64> = reports.iter().map(|report| report.epoch.0).collect();
     let mechanisms: Vec<&str> = reports.iter().map(|report| report.mechanism.as_str()).collect();
@@ -204,38 +196,18 @@ async fn read_tenants(
     Ok(rows)
 }
 
-/// The events for the levels that were reached.
+/// The events for the levels above the start of a range and up to its end.
 fn crossings(
     field: &'static str,
-    (before, now): (i16, i16),
+    reached: Range<i16>,
     used: i64,
     limit: i64,
 ) -> impl Iterator<Item = EventBody> {
-    let crossed = LEVELS.into_iter().filter(move |level| (before + 1..=now).contains(level));
+    let crossed =
+        LEVELS.into_iter().filter(move |&level| reached.start < level && level <= reached.end);
     crossed.map(move |level| EventBody {
         kind: if level < 100 { EventKind::LimitNear } else { EventKind::LimitReached },
         field: Some(field.to_owned()),
         detail: json!({ "used": used, "limit": limit, "percent": level }),
     })
-}
-
-fn to_bigint(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-/// The columns of `session_disk`, all null without a row.
-pub(super) fn from_columns(
-    bytes: Option<i64>,
-    inodes: Option<i64>,
-    mechanism: Option<&str>,
-    measured_at: Option<OffsetDateTime>,
-) -> Result<Option<SessionDisk>, Error> {
-    let (Some(bytes), Some(inodes), Some(mechanism), Some(measured_at)) =
-        (bytes, inodes, mechanism, measured_at)
-    else {
-        return Ok(None);
-    };
-    let usage = DiskUsage { bytes: bytes.unsigned_abs(), inodes: inodes.unsigned_abs() };
-    let mechanism = row::parse("session_disk.mechanism", mechanism)?;
-    Ok(Some(SessionDisk { usage, mechanism, measured_at }))
 }

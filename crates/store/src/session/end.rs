@@ -9,7 +9,7 @@ use codelia_types::{
 use sqlx::types::Json;
 use uuid::Uuid;
 
-use super::{Session, SessionRef, SessionRow, SessionSpec};
+use super::record::{Session, SessionRef, SessionSpec, session};
 use crate::{Error, Store, run};
 
 impl Store {
@@ -34,33 +34,7 @@ impl Store {
         if closed.has_queue {
             self.run_end_queue(SessionId(closed.id)).await?;
         }
-        let row = SessionRow {
-            id: closed.id,
-            tenant_id: closed.tenant_id,
-            alias: closed.alias,
-            spec: closed.spec,
-            labels: closed.labels,
-            state: closed.state,
-            end_reason: closed.end_reason,
-            created_at: closed.created_at,
-            expires_at: closed.expires_at,
-            idle_ttl: closed.idle_ttl,
-            allow_data_loss: closed.allow_data_loss,
-            created_by: closed.created_by,
-            ended_at: closed.ended_at,
-            lease_epoch: closed.lease_epoch,
-            network: closed.network,
-            holder: closed.holder,
-            holder_address: closed.holder_address,
-            quarantined_at: closed.quarantined_at,
-            quarantine_reason: closed.quarantine_reason,
-            quarantine_run: closed.quarantine_run,
-            disk_bytes: None,
-            disk_inodes: None,
-            disk_mechanism: None,
-            disk_measured_at: None,
-        };
-        row.try_into().map(Some)
+        Ok(Some(session!(closed)))
     }
 
     /// Ends a session whose files its holder cannot find, and refuses its queued runs.
@@ -98,7 +72,7 @@ impl Store {
     /// returns how many. [`Store::run_end_queues_any_tenant`] ends these runs. The first statement
     /// locks the rows, so that the second sees every run that was inserted before.
     pub async fn session_expire_any_tenant(&self, limit: i64) -> Result<u64, Error> {
-        let mut tx = run::ordered(&self.pools.upkeep).await?;
+        let mut tx = self.pools.upkeep.begin_in_order().await?;
         let due = sqlx::query_scalar!(
             "SELECT id FROM sessions WHERE state = 'open' AND check_at <= now()
              ORDER BY check_at LIMIT $1 FOR UPDATE SKIP LOCKED",

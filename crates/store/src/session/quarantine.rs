@@ -1,22 +1,10 @@
 //! The quarantine of sessions. A trigger on `audit` begins it, see `migrations/0013_audit.sql`.
 
-use codelia_types::{KeyId, RunId, SessionId, TenantId};
+use codelia_types::{KeyId, SessionId, TenantId};
 use serde_json::json;
-use time::OffsetDateTime;
 
-use super::{Session, SessionRef};
-use crate::{Error, EventBody, EventKind, EventSubject, Store, audit};
-
-/// Why a session takes no runs and no changes of its files.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SessionQuarantine {
-    /// Why.
-    pub reason: String,
-    /// The run because of which it was done; `None` if a file call was.
-    pub run: Option<RunId>,
-    /// When.
-    pub at: OffsetDateTime,
-}
+use super::record::{Session, SessionRef};
+use crate::{Error, EventBody, EventKind, EventSubject, Store};
 
 impl Store {
     /// Has workers end the runs of a session that was quarantined.
@@ -65,9 +53,8 @@ impl Store {
             let subject =
                 EventSubject { session: Some(found.id), ..EventSubject::by(key, Some(tenant)) };
             let body = EventBody::new(EventKind::SessionReleased, json!({ "reason": reason }));
-            audit::insert(&self.audit, &mut *tx, &subject, &body).await?;
+            self.audit.commit(tx, &subject, &body).await?;
         }
-        tx.commit().await?;
         self.session_get(tenant, &SessionRef::Id(found.id)).await
     }
 }

@@ -6,7 +6,7 @@ use codelia_policy::NetworkPolicy;
 use codelia_types::{SessionId, TenantId};
 use sqlx::types::Json;
 
-use super::{Session, SessionRef};
+use super::record::{Session, SessionRef};
 use crate::{Error, Store, error::is_unique_violation, row};
 
 /// A change of a session. `None` keeps the current value.

@@ -1,12 +1,14 @@
 -- Inserts runs as run_insert.sql does, those that count no quota and need nothing special, into sessions that a ready
 -- worker holds. Does nothing for any other run and for one whose session is locked: run_insert.sql decides about it.
 WITH request AS (
-    SELECT * FROM unnest($2::uuid[], $3::uuid[], $4::text[], $5::jsonb[], $6::bytea[], $7::jsonb[], $8::integer[], $9::text[],
-                         $10::bytea[], $11::bytea[], $12::interval[], $13::uuid[], $14::text[], $15::uuid[], $16::bigint[],
-                         $17::bigint[], $18::bigint[], $19::uuid[], $20::timestamptz[], $21::text[], $22::bytea[])
-        AS q (id, session_id, tenant_id, spec, settings_hash, labels, retries, idempotency_key,
-              request_hash, secret_env, queue_timeout, requested_by, traceparent, key_id, key_version,
-              tenant_version, policy_version, event_id, event_at, event_detail, event_mac)
+    SELECT * FROM ROWS FROM (
+        jsonb_to_recordset($1) AS (id uuid, session_id uuid, tenant_id text, spec jsonb, labels jsonb, retries integer,
+                                   idempotency_key text, traceparent text, requested_by uuid, key_id uuid,
+                                   key_version bigint, tenant_version bigint, policy_version bigint),
+        unnest($2::bytea[], $3::bytea[], $4::bytea[], $5::interval[], $7::uuid[], $8::timestamptz[], $9::text[], $10::bytea[])
+    ) AS q (id, session_id, tenant_id, spec, labels, retries, idempotency_key, traceparent, requested_by, key_id,
+            key_version, tenant_version, policy_version,
+            settings_hash, request_hash, secret_env, queue_timeout, event_id, event_at, event_detail, event_mac)
 ),
 admitted AS (
     SELECT q.*, w.id AS worker_id, w.incarnation, w.address, s.lease_epoch
@@ -50,7 +52,7 @@ labeled AS (
 ),
 audited AS (
     INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, key_id, detail, mac)
-    SELECT $1, a.event_id, a.event_at, 'RUN_ADMITTED', a.tenant_id, a.session_id, a.id, a.key_id, a.event_detail, a.event_mac
+    SELECT $6, a.event_id, a.event_at, 'RUN_ADMITTED', a.tenant_id, a.session_id, a.id, a.key_id, a.event_detail, a.event_mac
     FROM inserted i JOIN admitted a ON a.id = i.id
 )
 SELECT i.id, i.created_at, a.worker_id, a.incarnation, a.address, a.lease_epoch

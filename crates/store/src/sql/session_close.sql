@@ -6,7 +6,9 @@ SELECT c.has_queue AS "has_queue!",
        (c.session).idle_ttl, (c.session).ended_at, (c.session).lease_epoch AS "lease_epoch!",
        (c.session).allow_data_loss AS "allow_data_loss!", (c.session).created_by,
        (c.session).quarantined_at, (c.session).quarantine_reason, (c.session).quarantine_run,
-       (c.session).network AS "network: Json<NetworkPolicy>", w.id AS "holder?", w.address AS "holder_address?"
+       (c.session).network AS "network: Json<NetworkPolicy>", w.id AS "holder?", w.address AS "holder_address?",
+       NULL::bigint AS disk_bytes, NULL::bigint AS disk_inodes, NULL::text AS disk_mechanism,
+       NULL::timestamptz AS disk_measured_at
 FROM close_session($1, $2, $3, $4) c
 LEFT JOIN workers w ON w.id = (c.session).lease_worker AND w.incarnation = (c.session).lease_incarnation
     AND w.lease_until > now()

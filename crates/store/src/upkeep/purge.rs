@@ -108,4 +108,20 @@ impl Store {
             .await?;
         Ok(deleted.rows_affected())
     }
+
+    /// The longest time that any tenant keeps runs and their output.
+    pub(super) async fn retention_longest(
+        &self,
+        keep: &Retention,
+    ) -> Result<(Duration, Duration), Error> {
+        let longest = sqlx::query!(
+            r#"SELECT greatest($1::interval, max(retention_runs)) AS "runs!",
+                      greatest($2::interval, max(retention_output)) AS "output!" FROM tenants"#,
+            row::interval(keep.runs),
+            row::interval(keep.output),
+        )
+        .fetch_one(&self.pools.upkeep)
+        .await?;
+        Ok((row::duration(&longest.runs), row::duration(&longest.output)))
+    }
 }

@@ -2,11 +2,8 @@
 
 use std::time::Duration;
 
-use codelia_types::{KeyId, TenantId, duration, option::InvalidOption};
+use codelia_types::{duration, option::InvalidOption};
 use serde_json::{Value, json};
-use sqlx::postgres::types::PgInterval;
-
-use crate::{Error, EventBody, EventKind, EventSubject, Store, Tenant, audit, row};
 
 /// Rows of whole days are dropped at once from here on; below it they are deleted one by one.
 pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -70,11 +67,6 @@ pub struct TenantRetention {
 }
 
 impl TenantRetention {
-    pub(crate) fn from_columns(columns: [Option<PgInterval>; 3]) -> Self {
-        let [runs, output, audit] = columns.map(|column| column.as_ref().map(row::duration));
-        Self { runs, output, audit }
-    }
-
     /// The retention with the installation's where the tenant has none.
     #[must_use]
     pub fn within(&self, installation: &Retention) -> Retention {
@@ -85,59 +77,12 @@ impl TenantRetention {
         }
     }
 
-    fn detail(&self) -> Value {
+    pub(crate) fn detail(&self) -> Value {
         let seconds = |time: Option<Duration>| time.map(|time| time.as_secs());
         json!({
             "runs_seconds": seconds(self.runs),
             "output_seconds": seconds(self.output),
             "audit_seconds": seconds(self.audit),
         })
-    }
-}
-
-impl Store {
-    /// Sets how long the rows of a tenant are kept, and records an event. For operators.
-    pub async fn tenant_set_retention(
-        &self,
-        id: &TenantId,
-        retention: &TenantRetention,
-        key: KeyId,
-    ) -> Result<Option<Tenant>, Error> {
-        let interval = |time: Option<Duration>| time.map(row::interval);
-        let mut tx = self.pools.runs.begin().await?;
-        let updated = sqlx::query!(
-            "UPDATE tenants SET retention_runs = $2, retention_output = $3, retention_audit = $4
-             WHERE id = $1",
-            id.as_str(),
-            interval(retention.runs) as _,
-            interval(retention.output) as _,
-            interval(retention.audit) as _,
-        )
-        .execute(&mut *tx)
-        .await?;
-        if updated.rows_affected() > 0 {
-            let field = Some("retention".to_owned());
-            let body =
-                EventBody { kind: EventKind::RetentionSet, field, detail: retention.detail() };
-            audit::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(id)), &body).await?;
-        }
-        tx.commit().await?;
-        self.tenant_get(id).await
-    }
-
-    /// The longest time that any tenant keeps runs and their output.
-    pub(super) async fn retention_longest(
-        &self,
-        keep: &Retention,
-    ) -> Result<(Duration, Duration), Error> {
-        let longest = sqlx::query!(
-            r#"SELECT greatest($1::interval, max(retention_runs)) AS "runs!",
-                      greatest($2::interval, max(retention_output)) AS "output!" FROM tenants"#,
-            row::interval(keep.runs),
-            row::interval(keep.output),
-        )
-        .fetch_one(&self.pools.upkeep)
-        .await?;
-        Ok((row::duration(&longest.runs), row::duration(&longest.output)))
     }
 }

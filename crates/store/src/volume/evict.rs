@@ -6,7 +6,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::MAX_VOLUMES_BYTES;
-use crate::{Error, EventBody, EventKind, EventSubject, Store, audit, row};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, row};
 
 impl Store {
     /// Deletes volumes that are to go. Returns how many.
@@ -58,8 +58,7 @@ impl Store {
         });
         let subject = EventSubject { tenant: Some(tenant), ..EventSubject::default() };
         let body = EventBody::new(EventKind::VolumeDeleted, detail);
-        audit::insert(&self.audit, &mut *tx, &subject, &body).await?;
-        tx.commit().await?;
+        self.audit.commit(tx, &subject, &body).await?;
         Ok(true)
     }
 }

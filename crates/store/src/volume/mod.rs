@@ -8,12 +8,11 @@ use std::time::Duration;
 
 use codelia_types::{KeyId, SessionId, TenantId, VolumeId, VolumeName};
 use serde_json::json;
-use sqlx::{PgConnection, postgres::types::PgInterval};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
-use uuid::Uuid;
 
 pub use self::mount::{MountedVolume, SessionVolumes, VolumesMounted};
-use crate::{Error, EventBody, EventKind, EventSubject, Store, audit, row};
+use crate::{Error, EventBody, EventKind, EventSubject, Store, row};
 
 /// Volumes of a tenant.
 pub const MAX_VOLUMES: i64 = 100;
@@ -83,16 +82,30 @@ pub enum VolumeNotDeleted {
     InUse(SessionId),
 }
 
+/// Selects volumes by a condition and its arguments.
 macro_rules! select_volumes {
     ($condition:literal, $($argument:expr),*) => {
-        sqlx::query_as!(
-            VolumeRow,
+        sqlx::query!(
             r#"SELECT id, name, project, max_bytes, ttl, key_id, created_at, used_at, used_bytes,
                       (SELECT count(*) FROM volume_mounts m JOIN sessions s ON s.id = m.session_id
                        WHERE m.volume_id = volumes.id AND s.removed_at IS NULL) AS "sessions!"
                FROM volumes WHERE "# + $condition,
             $($argument),*
         )
+        .try_map(|row| {
+            Ok(Volume {
+                id: VolumeId(row.id),
+                name: row::parse("volumes.name", &row.name)?,
+                project: row.project,
+                max_bytes: row.max_bytes,
+                ttl: row::duration(&row.ttl),
+                key: KeyId(row.key_id),
+                created_at: row.created_at,
+                used_at: row.used_at,
+                used_bytes: row.used_bytes,
+                sessions: row.sessions,
+            })
+        })
     };
 }
 
@@ -103,7 +116,7 @@ impl Store {
         new: NewVolume<'_>,
     ) -> Result<Result<Volume, VolumeNotCreated>, Error> {
         let mut tx = self.tenant_lock(new.tenant).await?;
-        if get(&mut tx, new.tenant, new.name).await?.is_some() {
+        if get(&mut *tx, new.tenant, new.name).await?.is_some() {
             return Ok(Err(VolumeNotCreated::Exists));
         }
         let count = sqlx::query_scalar!(
@@ -127,14 +140,12 @@ impl Store {
         )
         .execute(&mut *tx)
         .await?;
-        let Some(volume) = get(&mut tx, new.tenant, new.name).await? else {
+        let Some(volume) = get(&mut *tx, new.tenant, new.name).await? else {
             return Ok(Err(VolumeNotCreated::NoTenant));
         };
         let detail = json!({ "volume": new.name.as_str(), "id": id.to_string(), "max_bytes": new.max_bytes });
         let body = EventBody::new(EventKind::VolumeCreated, detail);
-        audit::insert(&self.audit, &mut *tx, &EventSubject::by(new.key, Some(new.tenant)), &body)
-            .await?;
-        tx.commit().await?;
+        self.audit.commit(tx, &EventSubject::by(new.key, Some(new.tenant)), &body).await?;
         Ok(Ok(volume))
     }
 
@@ -144,8 +155,7 @@ impl Store {
         tenant: &TenantId,
         name: &VolumeName,
     ) -> Result<Option<Volume>, Error> {
-        let row = select_volumes!("tenant_id = $1 AND name = $2", tenant.as_str(), name.as_str());
-        row.fetch_optional(&self.pools.reads).await?.map(Volume::try_from).transpose()
+        get(&self.pools.reads, tenant, name).await
     }
 
     /// Lists the volumes of a tenant in the order of their names, after `after`.
@@ -155,13 +165,13 @@ impl Store {
         after: Option<&VolumeName>,
         limit: i64,
     ) -> Result<Vec<Volume>, Error> {
-        let rows = select_volumes!(
+        let page = select_volumes!(
             r#"tenant_id = $1 AND name COLLATE "C" > $2 ORDER BY name COLLATE "C" LIMIT $3"#,
             tenant.as_str(),
             after.map_or("", VolumeName::as_str),
             limit
         );
-        rows.fetch_all(&self.pools.reads).await?.into_iter().map(Volume::try_from).collect()
+        Ok(page.fetch_all(&self.pools.reads).await?)
     }
 
     /// Deletes a volume that no session mounts.
@@ -193,49 +203,17 @@ impl Store {
         let detail =
             json!({ "volume": name.as_str(), "id": id.to_string(), "reason": "requested" });
         let body = EventBody::new(EventKind::VolumeDeleted, detail);
-        audit::insert(&self.audit, &mut *tx, &EventSubject::by(key, Some(tenant)), &body).await?;
-        tx.commit().await?;
+        self.audit.commit(tx, &EventSubject::by(key, Some(tenant)), &body).await?;
         Ok(Ok(()))
     }
 }
 
+/// Reads a volume, also inside a transaction.
 async fn get(
-    tx: &mut PgConnection,
+    executor: impl PgExecutor<'_>,
     tenant: &TenantId,
     name: &VolumeName,
 ) -> Result<Option<Volume>, Error> {
-    let row = select_volumes!("tenant_id = $1 AND name = $2", tenant.as_str(), name.as_str());
-    row.fetch_optional(tx).await?.map(Volume::try_from).transpose()
-}
-
-struct VolumeRow {
-    id: Uuid,
-    name: String,
-    project: Option<String>,
-    max_bytes: i64,
-    ttl: PgInterval,
-    key_id: Uuid,
-    created_at: OffsetDateTime,
-    used_at: OffsetDateTime,
-    used_bytes: i64,
-    sessions: i64,
-}
-
-impl TryFrom<VolumeRow> for Volume {
-    type Error = Error;
-
-    fn try_from(row: VolumeRow) -> Result<Self, Error> {
-        Ok(Self {
-            id: VolumeId(row.id),
-            name: row::parse("volumes.name", &row.name)?,
-            project: row.project,
-            max_bytes: row.max_bytes,
-            ttl: row::duration(&row.ttl),
-            key: KeyId(row.key_id),
-            created_at: row.created_at,
-            used_at: row.used_at,
-            used_bytes: row.used_bytes,
-            sessions: row.sessions,
-        })
-    }
+    let found = select_volumes!("tenant_id = $1 AND name = $2", tenant.as_str(), name.as_str());
+    Ok(found.fetch_optional(executor).await?)
 }

@@ -5,7 +5,7 @@ use codelia_types::{SessionId, TenantId, VolumeId};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{Error, Store};
+use crate::{Error, Store, row};
 
 /// The volumes that a session is to mount.
 #[derive(Debug, Clone, Copy)]
@@ -154,7 +154,7 @@ impl Store {
             "UPDATE volumes SET used_bytes = $3, used_at = now() WHERE id = $1 AND root_id = $2",
             id.0,
             root_id,
-            i64::try_from(bytes).unwrap_or(i64::MAX),
+            row::bigint(bytes),
         )
         .execute(&self.pools.upkeep)
         .await?;

@@ -159,8 +159,8 @@ async fn withdrawn_permission_cannot_be_allowed() {
         set_policy(store, tenant, &policy, key).await;
     };
     let set_floor = async |ask| {
-        let levels = (IsolationLevel::Full, ask);
-        store.tenant_set_floor(tenant, levels, "a test", None).await.unwrap().unwrap();
+        let level = IsolationLevel::Full;
+        store.tenant_set_floor(tenant, level, ask, "a test", None).await.unwrap().unwrap();
     };
     let allow = allow(ApprovalScope::Once);
     let kinds = [ApprovalKind::NetworkProxy, ApprovalKind::NetworkHost, ApprovalKind::Isolation];
@@ -198,7 +198,7 @@ async fn withdrawn_permission_shows_when_run_begins() {
     let new = needed(KeyId::generate(), LONG);
     let run = fixture.hold(session.id, &new).await;
     store
-        .tenant_set_floor(tenant, (IsolationLevel::None, None), "a test", None)
+        .tenant_set_floor(tenant, IsolationLevel::None, None, "a test", None)
         .await
         .unwrap()
         .unwrap();
@@ -215,7 +215,7 @@ async fn withdrawn_permission_shows_when_run_begins() {
     run.spec.network = Some(NetworkMode::None);
     assert_eq!(store.run_withdrawn(&run).await.unwrap(), None);
     store
-        .tenant_set_floor(tenant, (IsolationLevel::Full, None), "a test", None)
+        .tenant_set_floor(tenant, IsolationLevel::Full, None, "a test", None)
         .await
         .unwrap()
         .unwrap();

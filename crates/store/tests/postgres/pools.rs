@@ -157,7 +157,7 @@ async fn kept_connections_serve_transactions() {
     let store = store_with(&fixture.database, one).await;
     // Both need the only connection of their class; setting a floor needs a transaction.
     let floor =
-        || store.tenant_set_floor(&fixture.tenant, (IsolationLevel::None, None), "test", None);
+        || store.tenant_set_floor(&fixture.tenant, IsolationLevel::None, None, "test", None);
     store.ping().await.unwrap();
     floor().await.unwrap();
     let (pings, floors) =

@@ -379,19 +379,6 @@ async fn every_end_of_a_run_erases_its_secrets() {
     fixture.end().await;
 }
 
-#[tokio::test]
-async fn run_of_earlier_version_is_listed() {
-    let fixture = Fixture::new().await;
-    let session = fixture.session().await;
-    fixture.insert(session.id, 0).await;
-    fixture.database.execute("UPDATE live_runs SET summary = NULL").await.unwrap();
-    let runs = fixture.store.run_list(&fixture.tenant, &RunFilter::default(), 10).await.unwrap();
-    let summary = &runs[0].spec;
-    assert_eq!((summary.argv.as_slice(), summary.argv_truncated), (&["true".to_owned()][..], true));
-    assert_eq!((summary.mode, &summary.limits), (logical_run().mode, &logical_run().limits));
-    fixture.end().await;
-}
-
 /// A worker that shuts down hands back a run that it began, if the caller allowed another attempt.
 #[tokio::test]
 async fn run_is_retried_under_its_lease_only() {

@@ -57,9 +57,8 @@ async fn changed_declaration_needs_expected_version_and_new_approval() {
     );
     assert_eq!(fixture.tools_version().await, before);
 
-    let approve = |version, level| {
-        fixture.store.tool_approve(fixture.change(&id), (version, level), "checked")
-    };
+    let approve =
+        |version, level| fixture.store.tool_approve(fixture.change(&id), version, level, "checked");
     let wrong = approve(1, IsolationLevel::Process).await.unwrap();
     assert_eq!(wrong, Err(ToolNotChanged::Level(IsolationLevel::None)));
     assert_eq!(approve(2, IsolationLevel::None).await.unwrap(), Err(ToolNotChanged::Version(1)));
@@ -124,8 +123,8 @@ async fn waiting_run_learns_what_happened_to_its_tool() {
     assert_eq!(withdrawn().await, Some(ToolWithdrawn::Changed), "there is none");
     fixture.register_tool(&id, LEVEL_0, None).await.unwrap();
     assert_eq!(withdrawn().await, Some(ToolWithdrawn::NotApproved));
-    let approved = (1, IsolationLevel::None);
-    fixture.store.tool_approve(fixture.change(&id), approved, "ok").await.unwrap().unwrap();
+    let level = IsolationLevel::None;
+    fixture.store.tool_approve(fixture.change(&id), 1, level, "ok").await.unwrap().unwrap();
     assert_eq!(withdrawn().await, None);
     fixture.store.tool_quarantine(fixture.change(&id), "bad").await.unwrap().unwrap();
     assert_eq!(withdrawn().await, Some(ToolWithdrawn::Quarantined("bad".into())));

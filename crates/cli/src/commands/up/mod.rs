@@ -351,7 +351,7 @@ async fn api_key(store: &Store, data_dir: &DataDir) -> Result<String> {
         tenant: &tenant,
         display_name: "codelia up",
         secret_hash,
-        scopes: &Scope::ALL,
+        scopes: Scope::ALL,
         expires_at: None,
     };
     store.key_create(new).await?.context(NO_TENANT)?;
