@@ -27,19 +27,15 @@ impl Store {
         limit: i64,
         delay: Duration,
     ) -> Result<Vec<Alert>, Error> {
-        let rows = sqlx::query!(
+        let due = sqlx::query!(
             r#"UPDATE alerts SET attempts = attempts + 1, next_at = now() + $2::interval * power(2, least(attempts, 10))
                WHERE id IN (SELECT id FROM alerts WHERE next_at <= now() ORDER BY next_at LIMIT $1 FOR UPDATE SKIP LOCKED)
                RETURNING id, body AS "body: Json<Value>", attempts"#,
             limit,
             row::interval(delay) as _,
         )
-        .fetch_all(&self.pools.upkeep)
-        .await?;
-        Ok(rows
-            .into_iter()
-            .map(|row| Alert { id: row.id, body: row.body.0, attempts: row.attempts })
-            .collect())
+        .map(|row| Alert { id: row.id, body: row.body.0, attempts: row.attempts });
+        Ok(due.fetch_all(&self.pools.upkeep).await?)
     }
 
     /// Removes an alert that was sent or given up.

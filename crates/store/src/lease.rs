@@ -68,6 +68,21 @@ pub enum ReleaseOutcome {
     NotHeld,
 }
 
+/// Selects runs whose worker may be dead, by a condition and its arguments, with the end that they
+/// have then.
+macro_rules! running_runs {
+    ($condition:literal, $($argument:expr),* $(,)?) => {
+        sqlx::query!(
+            "SELECT id, session_id, tenant_id, worker_id FROM live_runs WHERE " + $condition,
+            $($argument),*
+        )
+        .try_map(|row| {
+            let lost = Outcome::Lost(LostReason::WorkerLost);
+            Ok(RunEnd::new(row.id, row.session_id, &row.tenant_id, row.worker_id.as_deref(), lost)?)
+        })
+    };
+}
+
 impl Store {
     /// Acquires the lease on an open session that no live worker holds, or that an earlier
     /// incarnation of this worker held. Its started runs end as lost or are queued again. Returns
@@ -103,15 +118,11 @@ impl Store {
             .await?;
         let (mut has_files, mut held, mut retried, mut lost) = (false, None, 0, 0);
         if acquired.lease_epoch > 1 {
-            let orphans = sqlx::query_as!(
-                OrphanRow,
-                "SELECT id, session_id, tenant_id, worker_id FROM live_runs
-                 WHERE session_id = $1 AND state = 'running' FOR UPDATE",
-                session.0
-            )
-            .fetch_all(&mut *tx)
-            .await?;
-            (retried, lost) = resolve_orphan_runs(&self.audit, &mut tx, orphans).await?;
+            let orphans =
+                running_runs!("session_id = $1 AND state = 'running' FOR UPDATE", session.0)
+                    .fetch_all(&mut *tx)
+                    .await?;
+            (retried, lost) = resolve_orphan_runs(&self.audit, &mut tx, &orphans).await?;
             held = run::held_changes(&mut tx, session).await?;
             has_files = !acquired.allow_data_loss && may_have_files(&mut tx, session).await?;
         }
@@ -283,7 +294,7 @@ impl Store {
         mark_all_expired(&mut tx).await?;
         let sessions = end_dead_leases(&mut tx, limit).await?;
         let orphans = lock_orphans(&mut tx, limit).await?;
-        let (retried, lost) = resolve_orphan_runs(&self.audit, &mut tx, orphans).await?;
+        let (retried, lost) = resolve_orphan_runs(&self.audit, &mut tx, &orphans).await?;
         offer_lost_roots(&mut tx, limit).await?;
         tx.commit().await?;
         Ok(SweepReport { sessions, retried, lost })
@@ -423,7 +434,7 @@ async fn offer_lost_roots(tx: &mut PgConnection, limit: i64) -> Result<(), Error
 /// Locks runs whose worker is dead, with their sessions: a session that ends or is released at the
 /// same time must see the runs that are queued again. Skips locked rows: another transaction is
 /// committing or resolving them.
-async fn lock_orphans(tx: &mut PgConnection, limit: i64) -> Result<Vec<OrphanRow>, Error> {
+async fn lock_orphans(tx: &mut PgConnection, limit: i64) -> Result<Vec<RunEnd>, Error> {
     let found =
         sqlx::query_file!("src/sql/orphan_runs_find.sql", limit).fetch_all(&mut *tx).await?;
     if found.is_empty() {
@@ -437,25 +448,12 @@ async fn lock_orphans(tx: &mut PgConnection, limit: i64) -> Result<Vec<OrphanRow
     )
     .fetch_all(&mut *tx)
     .await?;
-    let locked = sqlx::query_as!(
-        OrphanRow,
-        "SELECT id, session_id, tenant_id, worker_id FROM live_runs
-         WHERE id = ANY ($1) AND session_id = ANY ($2) AND state = 'running'
-         FOR UPDATE SKIP LOCKED",
+    let locked = running_runs!(
+        "id = ANY ($1) AND session_id = ANY ($2) AND state = 'running' FOR UPDATE SKIP LOCKED",
         &runs,
         &sessions,
-    )
-    .fetch_all(tx)
-    .await?;
-    Ok(locked)
-}
-
-/// A run whose worker may be dead.
-struct OrphanRow {
-    id: Uuid,
-    session_id: Uuid,
-    tenant_id: String,
-    worker_id: Option<String>,
+    );
+    Ok(locked.fetch_all(tx).await?)
 }
 
 /// Ends or requeues those of the runs whose worker is dead. The caller has locked their sessions.
@@ -463,17 +461,12 @@ struct OrphanRow {
 async fn resolve_orphan_runs(
     log: &AuditLog,
     tx: &mut PgConnection,
-    orphans: Vec<OrphanRow>,
+    orphans: &[RunEnd],
 ) -> Result<(u64, u64), Error> {
     if orphans.is_empty() {
         return Ok((0, 0));
     }
-    let lost = |row: OrphanRow| {
-        let outcome = Outcome::Lost(LostReason::WorkerLost);
-        RunEnd::new(row.id, row.session_id, &row.tenant_id, row.worker_id.as_deref(), outcome)
-    };
-    let orphans = orphans.into_iter().map(lost).collect::<Result<Vec<_>, Error>>()?;
-    let RunEnds { runs, events, .. } = log.run_ends(&orphans);
+    let RunEnds { runs, events, .. } = log.run_ends(orphans);
     let row = sqlx::query_file!(
         "src/sql/orphan_runs_resolve.sql",
         &runs,

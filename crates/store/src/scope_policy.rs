@@ -176,7 +176,7 @@ impl Store {
         of: &ScopeRef,
         version: Option<i64>,
     ) -> Result<Option<PolicyVersion>, Error> {
-        let row = sqlx::query!(
+        let found = sqlx::query!(
             r#"SELECT version AS "version!", policy AS "policy: Json<Policy>", key_id AS "key_id!",
                       reason AS "reason!", created_at AS "created_at!"
                FROM policy_versions
@@ -187,15 +187,14 @@ impl Store {
             of.name,
             version,
         )
-        .fetch_optional(&self.pools.runs)
-        .await?;
-        Ok(row.map(|row| PolicyVersion {
+        .map(|row| PolicyVersion {
             version: row.version,
             policy: row.policy.map(|policy| policy.0),
             key: KeyId(row.key_id),
             reason: row.reason,
             set_at: row.created_at,
-        }))
+        });
+        Ok(found.fetch_optional(&self.pools.runs).await?)
     }
 
     /// Lists the versions of the policy of a scope before a version, newest first.
@@ -205,7 +204,7 @@ impl Store {
         before: Option<i64>,
         limit: i64,
     ) -> Result<Vec<PolicyChange>, Error> {
-        let rows = sqlx::query!(
+        let page = sqlx::query!(
             r#"SELECT version AS "version!", policy IS NULL AS "is_deleted!", key_id AS "key_id!",
                       reason AS "reason!", created_at AS "created_at!"
                FROM policy_versions
@@ -217,18 +216,14 @@ impl Store {
             before,
             limit,
         )
-        .fetch_all(&self.pools.reads)
-        .await?;
-        Ok(rows
-            .into_iter()
-            .map(|row| PolicyChange {
-                version: row.version,
-                is_deleted: row.is_deleted,
-                key: KeyId(row.key_id),
-                reason: row.reason,
-                set_at: row.created_at,
-            })
-            .collect())
+        .map(|row| PolicyChange {
+            version: row.version,
+            is_deleted: row.is_deleted,
+            key: KeyId(row.key_id),
+            reason: row.reason,
+            set_at: row.created_at,
+        });
+        Ok(page.fetch_all(&self.pools.reads).await?)
     }
 
     /// Lists the projects of a tenant that have a policy, by name, after a name.
@@ -238,7 +233,7 @@ impl Store {
         after: Option<&str>,
         limit: i64,
     ) -> Result<Vec<(String, PolicyChange)>, Error> {
-        let rows = sqlx::query!(
+        let page = sqlx::query!(
             r#"SELECT name AS "name!", version AS "version!", key_id AS "key_id!", reason AS "reason!",
                       created_at AS "created_at!"
                FROM (SELECT DISTINCT ON (name) name, version, policy, key_id, reason, created_at FROM scope_policies
@@ -249,19 +244,17 @@ impl Store {
             after,
             limit,
         )
-        .fetch_all(&self.pools.reads)
-        .await?;
-        let change = |version, key, reason, set_at| PolicyChange {
-            version,
-            is_deleted: false,
-            key: KeyId(key),
-            reason,
-            set_at,
-        };
-        Ok(rows
-            .into_iter()
-            .map(|row| (row.name, change(row.version, row.key_id, row.reason, row.created_at)))
-            .collect())
+        .map(|row| {
+            let change = PolicyChange {
+                version: row.version,
+                is_deleted: false,
+                key: KeyId(row.key_id),
+                reason: row.reason,
+                set_at: row.created_at,
+            };
+            (row.name, change)
+        });
+        Ok(page.fetch_all(&self.pools.reads).await?)
     }
 
     /// Returns the policies in effect of a project and of a user, those that exist.
@@ -326,7 +319,8 @@ async fn insert(
     version: i64,
     new: &NewPolicyVersion<'_>,
 ) -> Result<Option<OffsetDateTime>, Error> {
-    let (policy, oldest) = (new.policy.map(Json), version - MAX_POLICY_VERSIONS);
+    let policy = new.policy.map(Json);
+    let oldest = version - MAX_POLICY_VERSIONS;
     if of.scope == PolicyScope::Organisation {
         sqlx::query!(
             "DELETE FROM tenant_policies WHERE tenant_id = $1 AND version <= $2",

@@ -116,51 +116,20 @@ impl Store {
     }
 
     async fn cancel_runs_of_suspended(&self, limit: i64) -> Result<(), Error> {
-        let due = sqlx::query!(
+        let ending = sqlx::query!(
             r#"SELECT r.id, r.session_id, r.tenant_id FROM tenants t JOIN live_runs r ON r.tenant_id = t.id
                WHERE t.suspended_at IS NOT NULL AND (r.state <> 'running' OR r.cancel_requested_at IS NULL)
                LIMIT $1"#,
             limit,
         )
+        .try_map(|row| {
+            Ok(RunEnd::new(row.id, row.session_id, &row.tenant_id, None, Outcome::Canceled)?)
+        })
         .fetch_all(&self.pools.upkeep)
         .await?;
-        let ending = due
-            .into_iter()
-            .map(|row| RunEnd::new(row.id, row.session_id, &row.tenant_id, None, Outcome::Canceled))
-            .collect::<Result<Vec<_>, Error>>()?;
         let RunEnds { runs, events, .. } = self.audit.run_ends(&ending);
-        sqlx::query!(
-            r#"WITH due AS (
-                   SELECT r.id, r.state FROM tenants t JOIN live_runs r ON r.tenant_id = t.id
-                   WHERE r.id = ANY ($1::uuid[])
-                     AND t.suspended_at IS NOT NULL AND (r.state <> 'running' OR r.cancel_requested_at IS NULL)
-                   FOR UPDATE OF r SKIP LOCKED
-               ),
-               requested AS (
-                   UPDATE live_runs r SET cancel_requested_at = now(), cancel_reason = $2
-                   FROM due WHERE r.id = due.id AND due.state = 'running'
-               ),
-               canceled AS (
-                   DELETE FROM live_runs r USING due WHERE r.id = due.id AND due.state <> 'running' RETURNING r.*
-               ),
-               withdrawn AS (
-                   UPDATE approvals SET state = 'expired', decided_at = now(), changed_at = now(), reason = $2
-                   WHERE id = ANY (ARRAY(SELECT approval_id FROM canceled WHERE approval_id IS NOT NULL)) AND state = 'pending'
-               ),
-               ended AS (
-                   INSERT INTO ended_runs (id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
-                                           cancel_requested_at, cancel_reason, created_at, ended_at, result)
-                   SELECT id, tenant_id, session_id, spec, settings_hash, summary, labels, attempt,
-                          coalesce(cancel_requested_at, now()),
-                          CASE WHEN cancel_requested_at IS NULL THEN $2 ELSE cancel_reason END,
-                          created_at, now(), '{"outcome": {"kind": "canceled"}}'
-                   FROM canceled
-                   RETURNING id, tenant_id, session_id
-               )
-               INSERT INTO audit (writer, id, at, kind, tenant_id, session_id, run_id, detail, mac)
-               SELECT $3, a.id, a.at, 'RUN_ENDED', e.tenant_id, e.session_id, e.id, a.detail, a.mac
-               FROM ended e JOIN unnest($1, $4::uuid[], $5::timestamptz[], $6::text[], $7::bytea[])
-                   AS a (run, id, at, detail, mac) ON a.run = e.id"#,
+        sqlx::query_file!(
+            "src/sql/tenant_cancel_runs.sql",
             &runs,
             CANCEL_REASON,
             events.writer,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use codelia_types::{Incarnation, Mode, SessionId, WorkerId};
+use serde::Deserialize;
 use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -104,7 +105,7 @@ pub struct Heartbeat {
 }
 
 /// A worker that may take a session.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct WorkerCandidate {
     /// The id.
     pub id: WorkerId,

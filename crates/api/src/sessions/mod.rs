@@ -226,8 +226,9 @@ impl Sessions {
         let ttl = validate::ttl("ttl", wire.ttl, options.max_session_ttl)?;
         let ttl = ttl.ok_or_else(|| ApiError::invalid("ttl", "required"))?;
         let session = lookup::find(store, &caller.tenant, &name).await?;
+        let change = SessionChange { ttl: Some(ttl), ..SessionChange::default() };
         if let Some(session) =
-            store.session_extend(&caller.tenant, &SessionRef::Id(session.id), ttl).await?
+            store.session_update(&caller.tenant, &SessionRef::Id(session.id), &change).await?
         {
             return Ok(session);
         }

@@ -12,23 +12,7 @@ use super::{
 };
 use crate::{Error, Store, row};
 
-/// Days ahead for which there are partitions.
-const DAYS_AHEAD: i32 = 7;
-
 impl Store {
-    /// Makes the partitions of the next days.
-    pub(crate) async fn audit_partitions_create(&self) -> Result<(), Error> {
-        for ahead in 0..=DAYS_AHEAD {
-            sqlx::query!(
-                "SELECT create_audit_partition((now() AT TIME ZONE 'UTC')::date + $1::integer)",
-                ahead
-            )
-            .execute(&self.pools.upkeep)
-            .await?;
-        }
-        Ok(())
-    }
-
     /// Drops the days that are older than the installation and every tenant keep audits.
     pub(crate) async fn audit_partitions_drop(&self, keep: Duration) -> Result<(), Error> {
         let first_kept = sqlx::query_scalar!(

@@ -34,7 +34,7 @@ impl Store {
     ) -> Result<Vec<RecordedRun>, Error> {
         let is = |scope| Some(of.name.as_str()).filter(|_| of.scope == scope);
         let mut tx = self.pools.reads.begin_in_order().await?;
-        let rows = sqlx::query!(
+        let runs = sqlx::query!(
             r#"SELECT r.id, r.session_id, r.created_at,
                       (r.spec || coalesce((SELECT s.settings FROM run_settings s WHERE s.hash = r.settings_hash), '{}'))::text
                           AS "spec!",
@@ -55,18 +55,16 @@ impl Store {
             is(PolicyScope::User),
             limit,
         )
+        .map(|row| RecordedRun {
+            id: RunId(row.id),
+            session: SessionId(row.session_id),
+            created_at: row.created_at,
+            spec: row.spec,
+            scopes: row.scopes,
+        })
         .fetch_all(&mut *tx)
         .await?;
         tx.commit().await?;
-        Ok(rows
-            .into_iter()
-            .map(|row| RecordedRun {
-                id: RunId(row.id),
-                session: SessionId(row.session_id),
-                created_at: row.created_at,
-                spec: row.spec,
-                scopes: row.scopes,
-            })
-            .collect())
+        Ok(runs)
     }
 }

@@ -2,16 +2,18 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use codelia_types::{Incarnation, KeyId, LeaseEpoch, SessionId, TenantId};
+use codelia_types::{KeyId, LeaseEpoch, SessionId, TenantId};
 use serde_json::json;
 use sqlx::{PgExecutor, types::Json};
 use time::OffsetDateTime;
-use uuid::Uuid;
 
-use super::record::{Session, SessionRef, SessionSpec, SessionState};
+use super::{
+    record::{Session, SessionRef, SessionSpec, SessionState},
+    update::alias_error,
+};
 use crate::{
     Error, EventBody, EventKind, EventSubject, Quotas, Store, WorkerCandidate, audit::SignedEvent,
-    error::is_unique_violation, row, tenant::QUOTA_MARGIN,
+    row, tenant::QUOTA_MARGIN,
 };
 
 /// A session to create.
@@ -118,8 +120,7 @@ impl Store {
         let detail = json!({ "mode": new.spec.mode.as_str(), "alias": new.alias });
         let body = EventBody::new(EventKind::SessionCreated, detail);
         let SignedEvent { event, mac } = self.audit.event(&subject, &body);
-        let rows = sqlx::query_file_as!(
-            CreatedRow,
+        let created = sqlx::query_file!(
             "src/sql/session_create.sql",
             new.id.0,
             new.tenant.as_str(),
@@ -141,27 +142,18 @@ impl Store {
             mac,
             new.spec.mode.as_str(),
         )
-        .fetch_all(executor)
-        .await;
-        let rows = match rows {
-            Ok(rows) => rows,
-            Err(error) if is_unique_violation(&error, "sessions_by_alias") => {
-                return Err(Error::AlreadyExists { what: "session alias" });
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let Some(&CreatedRow { open, has_mode, created_at, expires_at, .. }) = rows.first() else {
-            return Err(Error::RowMissing { what: "session" });
-        };
-        let (Some(created_at), Some(expires_at)) = (created_at, expires_at) else {
+        .fetch_one(executor)
+        .await
+        .map_err(alias_error)?;
+        let (Some(created_at), Some(expires_at)) = (created.created_at, created.expires_at) else {
             self.audit.forget(event.id);
-            return Ok(if has_mode { Insertion::Refused } else { Insertion::ModeUnavailable });
+            let is_refused = created.has_mode;
+            return Ok(if is_refused { Insertion::Refused } else { Insertion::ModeUnavailable });
         };
-        let candidates = rows.into_iter().filter_map(|row| row.candidate().transpose());
         Ok(Insertion::Created(SessionCreated::New {
             session: Box::new(Session::created(new, created_at, expires_at)),
-            open: new.check_quota.then_some(open),
-            candidates: candidates.collect::<Result<_, _>>()?,
+            open: new.check_quota.then_some(created.open),
+            candidates: created.candidates.0,
         }))
     }
 
@@ -184,37 +176,6 @@ impl Store {
         }
         let session = self.session_get(new.tenant, &SessionRef::Id(SessionId(found.id))).await?;
         Ok(session.map(|session| SessionCreated::Existing(Box::new(session))))
-    }
-}
-
-/// What the statement returns: the session's columns, and one worker that may take it.
-struct CreatedRow {
-    open: i64,
-    has_mode: bool,
-    created_at: Option<OffsetDateTime>,
-    expires_at: Option<OffsetDateTime>,
-    worker: Option<String>,
-    incarnation: Option<Uuid>,
-    address: Option<String>,
-    slots: Option<i32>,
-    busy_slots: Option<i32>,
-}
-
-impl CreatedRow {
-    fn candidate(self) -> Result<Option<WorkerCandidate>, Error> {
-        let (Some(id), Some(incarnation), Some(address), Some(slots), Some(busy_slots)) =
-            (self.worker, self.incarnation, self.address, self.slots, self.busy_slots)
-        else {
-            return Ok(None);
-        };
-        let id = row::parse("workers.id", &id)?;
-        Ok(Some(WorkerCandidate {
-            id,
-            incarnation: Incarnation(incarnation),
-            address,
-            slots,
-            busy_slots,
-        }))
     }
 }
 

@@ -96,7 +96,15 @@ impl Store {
         // In order, so that two workers cannot wait for each other.
         tenants.sort_unstable();
         tenants.dedup();
-        for row in read_tenants(&mut tx, &tenants).await? {
+        let used = sqlx::query!(
+            r#"SELECT t.id AS "tenant!", d.used AS "used!", d.quota AS "quota!", d.level_before AS "before!",
+                      d.level_now AS "now!"
+               FROM unnest($1::text[]) AS t (id) CROSS JOIN LATERAL tenant_disk(t.id) AS d WHERE d.quota IS NOT NULL"#,
+            &tenants,
+        )
+        .fetch_all(&mut *tx)
+        .await?;
+        for row in used {
             let tenant: TenantId = row::parse("sessions.tenant_id", &row.tenant)?;
             let subject = EventSubject { tenant: Some(tenant.clone()), ..EventSubject::default() };
             let crossed = crossings("quotas.disk_bytes", row.before..row.now, row.used, row.quota);
@@ -166,30 +174,6 @@ async fn insert_reports(
         &column(|report| report.usage.inodes),
         &column(|report| report.limits.bytes),
         &column(|report| report.limits.inodes),
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(rows)
-}
-
-struct TenantRow {
-    tenant: String,
-    used: i64,
-    quota: i64,
-    before: i16,
-    now: i16,
-}
-
-async fn read_tenants(
-    connection: &mut PgConnection,
-    tenants: &[String],
-) -> Result<Vec<TenantRow>, Error> {
-    let rows = sqlx::query_as!(
-        TenantRow,
-        r#"SELECT t.id AS "tenant!", d.used AS "used!", d.quota AS "quota!", d.level_before AS "before!",
-                  d.level_now AS "now!"
-           FROM unnest($1::text[]) AS t (id) CROSS JOIN LATERAL tenant_disk(t.id) AS d WHERE d.quota IS NOT NULL"#,
-        tenants,
     )
     .fetch_all(connection)
     .await?;

@@ -8,7 +8,7 @@ mod quarantine;
 mod record;
 mod update;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use codelia_policy::NetworkPolicy;
 use codelia_types::{SessionId, TenantId};
@@ -16,7 +16,7 @@ use sqlx::types::Json;
 use uuid::Uuid;
 
 use self::record::select_sessions;
-use crate::{Error, Store, row};
+use crate::{Error, Store};
 
 pub use self::{
     create::{NewSession, SessionCreated},
@@ -186,32 +186,6 @@ impl Store {
             Json(&filter.labels) as _,
         );
         Ok(found)
-    }
-
-    /// Sets the expiry of an open session to `ttl` from now. Returns `None` if the tenant has no
-    /// such open session.
-    pub async fn session_extend(
-        &self,
-        tenant: &TenantId,
-        session: &SessionRef,
-        ttl: Duration,
-    ) -> Result<Option<Session>, Error> {
-        let (id, alias) = session.columns();
-        let extended = sqlx::query_scalar!(
-            "UPDATE sessions SET expires_at = now() + $4::interval, check_at = now()
-             WHERE tenant_id = $1 AND (id = $2 OR alias = $3) AND state = 'open' AND expires_at > now()
-             RETURNING id",
-            tenant.as_str(),
-            id,
-            alias,
-            row::interval(ttl),
-        )
-        .fetch_optional(&self.pools.runs)
-        .await?;
-        match extended {
-            Some(id) => self.session_get(tenant, &SessionRef::Id(SessionId(id))).await,
-            None => Ok(None),
-        }
     }
 
     /// Records that a file call uses an open session. Returns `false` if it is not open. Writes

@@ -25,7 +25,7 @@ impl Store {
         sessions: &[SessionId],
     ) -> Result<Vec<SessionNetwork>, Error> {
         let ids: Vec<_> = sessions.iter().map(|session| session.0).collect();
-        let rows = sqlx::query!(
+        let changed = sqlx::query!(
             r#"SELECT s.id, s.network AS "network: Json<NetworkPolicy>", p.version AS "version?"
                FROM sessions s
                LEFT JOIN LATERAL (
@@ -34,16 +34,11 @@ impl Store {
                WHERE s.id = ANY ($1) AND (s.network IS NOT NULL OR p.version IS NOT NULL)"#,
             &ids,
         )
-        .fetch_all(&self.pools.runs)
-        .await?;
-        let changed = |network: Option<Json<NetworkPolicy>>| network.map(|network| network.0);
-        Ok(rows
-            .into_iter()
-            .map(|row| SessionNetwork {
-                session: SessionId(row.id),
-                network: changed(row.network),
-                tenant_version: row.version,
-            })
-            .collect())
+        .map(|row| SessionNetwork {
+            session: SessionId(row.id),
+            network: row.network.map(|network| network.0),
+            tenant_version: row.version,
+        });
+        Ok(changed.fetch_all(&self.pools.runs).await?)
     }
 }

@@ -24,6 +24,14 @@ pub struct SessionChange {
     pub network: Option<NetworkPolicy>,
 }
 
+/// The error of a statement that sets an alias.
+pub(super) fn alias_error(error: sqlx::Error) -> Error {
+    if is_unique_violation(&error, "sessions_by_alias") {
+        return Error::AlreadyExists { what: "session alias" };
+    }
+    error.into()
+}
+
 impl Store {
     /// Changes an open session. Returns `None` if the tenant has no such open session.
     ///
@@ -62,10 +70,7 @@ impl Store {
         match updated {
             Ok(Some(id)) => self.session_get(tenant, &SessionRef::Id(SessionId(id))).await,
             Ok(None) => Ok(None),
-            Err(error) if is_unique_violation(&error, "sessions_by_alias") => {
-                Err(Error::AlreadyExists { what: "session alias" })
-            }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(alias_error(error)),
         }
     }
 }

@@ -1,5 +1,5 @@
 -- Creates a session unless the tenant has $10 open sessions already, or workers are alive and none has its mode $19.
--- Counts sessions only if $12 is set. Returns a row for each of two random workers that may take the session, at least one.
+-- Counts sessions only if $12 is set. Returns two random workers that may take the session, if there are two.
 WITH used AS (
     SELECT count(*) AS open FROM sessions WHERE open_tenant = $2 AND $12::boolean
 ),
@@ -28,6 +28,6 @@ candidates AS (
     ORDER BY random() LIMIT 2
 )
 SELECT used.open AS "open!", live.has_mode AS "has_mode!", created.created_at AS "created_at?",
-       created.expires_at AS "expires_at?", c.id AS "worker?", c.incarnation AS "incarnation?", c.address AS "address?",
-       c.slots AS "slots?", c.busy_slots AS "busy_slots?"
-FROM used CROSS JOIN live LEFT JOIN created ON true LEFT JOIN candidates c ON true
+       created.expires_at AS "expires_at?",
+       (SELECT coalesce(jsonb_agg(c), '[]') FROM candidates c) AS "candidates!: Json<Vec<WorkerCandidate>>"
+FROM used CROSS JOIN live LEFT JOIN created ON true

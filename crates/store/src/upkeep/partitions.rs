@@ -23,8 +23,14 @@ impl Store {
             )
             .execute(&self.pools.upkeep)
             .await?;
+            sqlx::query!(
+                "SELECT create_audit_partition((now() AT TIME ZONE 'UTC')::date + $1::integer)",
+                ahead
+            )
+            .execute(&self.pools.upkeep)
+            .await?;
         }
-        self.audit_partitions_create().await
+        Ok(())
     }
 
     /// Drops the partitions of days that no tenant keeps any more.

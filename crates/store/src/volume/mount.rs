@@ -121,7 +121,7 @@ impl Store {
         session: SessionId,
         root_id: Uuid,
     ) -> Result<Vec<MountedVolume>, Error> {
-        let rows = sqlx::query!(
+        let used = sqlx::query!(
             r#"UPDATE volumes v
                SET used_at = now(), root_id = $2, used_bytes = CASE WHEN v.root_id = $2 THEN v.used_bytes ELSE 0 END
                FROM volume_mounts m
@@ -131,16 +131,14 @@ impl Store {
             session.0,
             root_id,
         )
-        .fetch_all(&self.pools.runs)
-        .await?;
-        let volume = rows.into_iter().map(|row| MountedVolume {
+        .map(|row| MountedVolume {
             id: VolumeId(row.id),
             name: row.name,
             is_writer: row.is_writer,
             max_bytes: row.max_bytes.unsigned_abs(),
             used_bytes: row.used_bytes.unsigned_abs(),
         });
-        Ok(volume.collect())
+        Ok(used.fetch_all(&self.pools.runs).await?)
     }
 
     /// Records the size of a volume on a root. For workers.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use codelia_store::{
-    Cancellation, Error, SessionCreated, SessionEndReason, SessionRef, SessionState,
+    Cancellation, Error, SessionChange, SessionCreated, SessionEndReason, SessionRef, SessionState,
 };
 use codelia_types::Outcome;
 use uuid::Uuid;
@@ -101,7 +101,9 @@ async fn expired_session_cannot_be_extended() {
     let expired = fixture.session_with(Duration::from_micros(1), None).await;
     let open = fixture.session().await;
     let extend = async |id| {
-        fixture.store.session_extend(&fixture.tenant, &SessionRef::Id(id), LONG).await.unwrap()
+        let change = SessionChange { ttl: Some(LONG), ..SessionChange::default() };
+        let session = SessionRef::Id(id);
+        fixture.store.session_update(&fixture.tenant, &session, &change).await.unwrap()
     };
     assert!(extend(expired.id).await.is_none());
     assert!(extend(open.id).await.unwrap().expires_at >= open.expires_at);
