@@ -327,22 +327,9 @@ fn first_lease(
 /// the last check of the session is in `used_at`, see `session_check.sql`.
 async fn may_have_files(tx: &mut PgConnection, session: SessionId) -> Result<bool, Error> {
     read_in_order(tx).await?;
-    let found = sqlx::query_scalar!(
-        r#"SELECT s.used_at IS NOT NULL
-               OR (SELECT r.id FROM live_runs r WHERE r.session_id = s.id AND r.attempt > 1 LIMIT 1) IS NOT NULL
-               OR (SELECT r.id FROM ended_runs r
-                   WHERE (r.session_id, r.id) >= (s.id, id_at(s.checked_at - interval '5 minutes'))
-                     AND (r.session_id, r.id) <= (s.id, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
-                     AND (r.started_at IS NOT NULL OR r.attempt > 1 OR r.result #>> '{outcome,kind}' = 'lost') LIMIT 1) IS NOT NULL
-               OR (SELECT r.id FROM ended_runs r
-                   WHERE r.id = ANY (s.live_runs)
-                     AND (r.started_at IS NOT NULL OR r.attempt > 1 OR r.result #>> '{outcome,kind}' = 'lost') LIMIT 1) IS NOT NULL
-               AS "found!"
-           FROM sessions s WHERE s.id = $1"#,
-        session.0,
-    )
-    .fetch_one(tx)
-    .await?;
+    let found = sqlx::query_file_scalar!("src/sql/session_may_have_files.sql", session.0,)
+        .fetch_one(tx)
+        .await?;
     Ok(found)
 }
 

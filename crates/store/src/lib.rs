@@ -31,7 +31,6 @@ mod session;
 mod store;
 mod tenant;
 mod tenant_lifecycle;
-mod tenant_policy;
 mod tool;
 mod upkeep;
 mod volume;

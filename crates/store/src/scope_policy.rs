@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use codelia_policy::{Policy, PolicyScope};
+use codelia_policy::{NetworkPolicy, Policy, PolicyScope};
 use codelia_types::{KeyId, TenantId};
 use serde_json::json;
 use sqlx::{PgConnection, types::Json};
@@ -280,6 +280,24 @@ impl Store {
         Ok((row.project.map(|policy| policy.0), row.user.map(|policy| policy.0)))
     }
 
+    /// Returns the network part of a version of a tenant's policy. For workers.
+    pub async fn tenant_network(
+        &self,
+        id: &TenantId,
+        version: i64,
+    ) -> Result<NetworkPolicy, Error> {
+        let network = sqlx::query_scalar!(
+            r#"SELECT policy -> 'network' AS "network: Json<NetworkPolicy>" FROM tenant_policies
+               WHERE tenant_id = $1 AND version = $2"#,
+            id.as_str(),
+            version,
+        )
+        .fetch_optional(&self.pools.runs)
+        .await?;
+        let network = network.ok_or(Error::RowMissing { what: "policy of a tenant" })?;
+        Ok(network.map(|network| network.0).unwrap_or_default())
+    }
+
     /// Deletes the versions of projects and users whose policy was deleted longer than `keep` ago,
     /// and of users whose key was revoked as long ago or does not exist, at most of `limit` of
     /// them. Returns how many rows.
@@ -288,26 +306,10 @@ impl Store {
         keep: Duration,
         limit: i64,
     ) -> Result<u64, Error> {
-        let purged = sqlx::query!(
-            "WITH last AS (
-                 SELECT DISTINCT ON (tenant_id, scope, name) tenant_id, scope, name, policy IS NULL AS is_deleted, created_at
-                 FROM scope_policies ORDER BY tenant_id, scope, name, version DESC
-             ),
-             old AS (
-                 SELECT tenant_id, scope, name FROM last
-                 WHERE (is_deleted AND created_at < now() - $1::interval)
-                    OR (scope = 'user' AND NOT EXISTS (
-                            SELECT 1 FROM api_keys k WHERE k.tenant_id = last.tenant_id AND k.id::text = last.name
-                              AND coalesce(k.revoked_at > now() - $1::interval, true)))
-                 LIMIT $2
-             )
-             DELETE FROM scope_policies p USING old
-             WHERE p.tenant_id = old.tenant_id AND p.scope = old.scope AND p.name = old.name",
-            row::interval(keep),
-            limit,
-        )
-        .execute(&self.pools.upkeep)
-        .await?;
+        let purged =
+            sqlx::query_file!("src/sql/scope_policy_purge.sql", row::interval(keep), limit,)
+                .execute(&self.pools.upkeep)
+                .await?;
         Ok(purged.rows_affected())
     }
 }

@@ -102,7 +102,7 @@ impl AuditReport {
     }
 }
 
-/// What is known of all chains while they are checked.
+/// Chains of checkpoints by writer.
 #[derive(Default)]
 struct Heads {
     /// The last checkpoint of each writer that exists.
@@ -113,6 +113,17 @@ struct Heads {
     expired: HashMap<Uuid, i64>,
 }
 
+/// A check of the whole audit.
+struct Check<'a, F> {
+    store: &'a Store,
+    keys: &'a AuditKeys,
+    /// The first event that a checkpoint names: later ones must be signed.
+    first_signed: Option<Uuid>,
+    heads: Heads,
+    report: AuditReport,
+    progress: F,
+}
+
 impl Store {
     /// Checks every event and checkpoint. Reads them in pages, and reports after each. Returns
     /// `None` if this process has no key.
@@ -121,18 +132,23 @@ impl Store {
         progress: impl Fn(&AuditReport) + Send,
     ) -> Result<Option<AuditReport>, Error> {
         let Some(keys) = &self.audit.keys else { return Ok(None) };
-        let mut report = AuditReport::default();
-        let mut heads = Heads { expired: self.expired_heads(keys).await?, ..Heads::default() };
-        let first_signed = self.first_signed().await?;
+        let mut check = Check {
+            store: self,
+            keys,
+            first_signed: self.first_signed().await?,
+            heads: Heads { expired: self.expired_heads(keys).await?, ..Heads::default() },
+            report: AuditReport::default(),
+            progress,
+        };
         let mut after = None;
         while let Some(writer) = self.next_writer(after).await? {
-            report.writers += 1;
-            let listed =
-                self.verify_checkpoints(keys, writer, &mut heads, &mut report, &progress).await?;
-            self.verify_unlisted(keys, writer, listed, first_signed, &mut report).await?;
-            progress(&report);
+            check.report.writers += 1;
+            let listed = check.checkpoints(writer).await?;
+            check.unlisted(writer, listed).await?;
+            (check.progress)(&check.report);
             after = Some(writer);
         }
+        let Check { heads, mut report, .. } = check;
         for (writer, number) in heads.seen {
             let known =
                 heads.last.get(&writer).max(heads.expired.get(&writer)).copied().unwrap_or(0);
@@ -141,130 +157,6 @@ impl Store {
             }
         }
         Ok(Some(report))
-    }
-
-    /// Checks the checkpoints of a writer and the events that they name. Returns how many of those
-    /// exist.
-    async fn verify_checkpoints(
-        &self,
-        keys: &AuditKeys,
-        writer: Uuid,
-        heads: &mut Heads,
-        report: &mut AuditReport,
-        progress: &(impl Fn(&AuditReport) + Send),
-    ) -> Result<u64, Error> {
-        let mut listed = 0;
-        let expired = heads.expired.get(&writer).copied().unwrap_or(0);
-        let mut last: Option<(i64, Vec<u8>)> = None;
-        loop {
-            let after = last.as_ref().map_or(0, |(number, _)| *number);
-            let page = self.checkpoints_after(writer, after).await?;
-            if page.is_empty() {
-                break;
-            }
-            for checkpoint in page {
-                report.checkpoints += 1;
-                let number = checkpoint.number;
-                let follows = match &last {
-                    Some((before, hash)) => number == before + 1 && checkpoint.previous == *hash,
-                    None => number == expired + 1,
-                };
-                if !follows {
-                    report.add(AuditProblem::ChainBroken { writer, number });
-                }
-                listed += self.verify_checkpoint(keys, &checkpoint, report).await?;
-                for Head { writer, number } in
-                    serde_json::from_str::<Vec<Head>>(&checkpoint.others).unwrap_or_default()
-                {
-                    let seen = heads.seen.entry(writer).or_default();
-                    *seen = number.max(*seen);
-                }
-                last = Some((number, checkpoint.hash));
-            }
-            progress(report);
-        }
-        heads.last.extend(last.map(|(number, _)| (writer, number)));
-        Ok(listed)
-    }
-
-    /// Checks a checkpoint and its events. Returns how many of them exist.
-    async fn verify_checkpoint(
-        &self,
-        keys: &AuditKeys,
-        checkpoint: &Checkpoint,
-        report: &mut AuditReport,
-    ) -> Result<u64, Error> {
-        let Checkpoint { writer, number, .. } = *checkpoint;
-        let rows = select_audit!("writer = $1 AND id = ANY ($2)", writer, &checkpoint.events,)
-            .fetch_all(&self.pools.upkeep)
-            .await?;
-        let found = rows.len() as u64;
-        let contents: HashMap<Uuid, Option<Hash>> =
-            rows.into_iter().map(|row| (row.id, verify_row(keys, row, report))).collect();
-        let mut in_order = Vec::with_capacity(checkpoint.events.len());
-        for id in &checkpoint.events {
-            match contents.get(id) {
-                Some(content) => in_order.extend(content),
-                None => report.add(AuditProblem::EventRemoved { writer, id: *id }),
-            }
-        }
-        let is_signed = keys.is_signature(&checkpoint.hash, &checkpoint.signature);
-        // With an event removed or changed, the hash cannot fit; that problem is reported already.
-        let is_complete = in_order.len() == checkpoint.events.len();
-        let fits = checkpoint.covered(in_order.iter())[..] == checkpoint.hash;
-        if !is_signed || (is_complete && !fits) {
-            report.add(AuditProblem::CheckpointChanged { writer, number });
-        }
-        Ok(found)
-    }
-
-    /// Checks the events of a writer that no checkpoint names.
-    async fn verify_unlisted(
-        &self,
-        keys: &AuditKeys,
-        writer: Uuid,
-        listed: u64,
-        first_signed: Option<Uuid>,
-        report: &mut AuditReport,
-    ) -> Result<(), Error> {
-        let all = sqlx::query_scalar!(
-            r#"SELECT count(*) AS "all!" FROM audit WHERE writer = $1"#,
-            writer
-        )
-        .fetch_one(&self.pools.upkeep)
-        .await?;
-        if all.unsigned_abs() <= listed {
-            return Ok(());
-        }
-        let mut after = Uuid::nil();
-        loop {
-            let rows = select_audit!(
-            "writer = $1 AND id > $2
-                   AND NOT EXISTS (SELECT 1 FROM audit_checkpoints c
-                                   WHERE c.writer = $1 AND c.at BETWEEN a.at - interval '1 hour' AND a.at + interval '1 day'
-                                     AND a.id = ANY (c.entries))
-                 ORDER BY id LIMIT $3",
-                writer,
-                after,
-                PAGE,
-            )
-            .fetch_all(&self.pools.upkeep)
-            .await?;
-            let Some(last) = rows.last() else { return Ok(()) };
-            after = last.id;
-            for row in rows {
-                match (&row.mac, first_signed) {
-                    (None, Some(first)) if row.id > first => {
-                        report.add(AuditProblem::EventUnsigned { writer, id: row.id });
-                    }
-                    (None, _) => report.unsigned += 1,
-                    (Some(_), _) => {
-                        report.unlisted += 1;
-                        verify_row(keys, row, report);
-                    }
-                }
-            }
-        }
     }
 
     async fn checkpoints_after(&self, writer: Uuid, number: i64) -> Result<Vec<Checkpoint>, Error> {
@@ -327,6 +219,115 @@ impl Store {
             }
         }
         Ok(heads)
+    }
+}
+
+impl<F: Fn(&AuditReport) + Send> Check<'_, F> {
+    /// Checks the checkpoints of a writer and the events that they name. Returns how many of those
+    /// exist.
+    async fn checkpoints(&mut self, writer: Uuid) -> Result<u64, Error> {
+        let mut listed = 0;
+        let expired = self.heads.expired.get(&writer).copied().unwrap_or(0);
+        let mut last: Option<(i64, Vec<u8>)> = None;
+        loop {
+            let after = last.as_ref().map_or(0, |(number, _)| *number);
+            let page = self.store.checkpoints_after(writer, after).await?;
+            if page.is_empty() {
+                break;
+            }
+            for checkpoint in page {
+                self.report.checkpoints += 1;
+                let number = checkpoint.number;
+                let follows = match &last {
+                    Some((before, hash)) => number == before + 1 && checkpoint.previous == *hash,
+                    None => number == expired + 1,
+                };
+                if !follows {
+                    self.report.add(AuditProblem::ChainBroken { writer, number });
+                }
+                listed += self.checkpoint(&checkpoint).await?;
+                for Head { writer, number } in
+                    serde_json::from_str::<Vec<Head>>(&checkpoint.others).unwrap_or_default()
+                {
+                    let seen = self.heads.seen.entry(writer).or_default();
+                    *seen = number.max(*seen);
+                }
+                last = Some((number, checkpoint.hash));
+            }
+            (self.progress)(&self.report);
+        }
+        self.heads.last.extend(last.map(|(number, _)| (writer, number)));
+        Ok(listed)
+    }
+
+    /// Checks a checkpoint and its events. Returns how many of them exist.
+    async fn checkpoint(&mut self, checkpoint: &Checkpoint) -> Result<u64, Error> {
+        let Checkpoint { writer, number, .. } = *checkpoint;
+        let rows = select_audit!("writer = $1 AND id = ANY ($2)", writer, &checkpoint.events,)
+            .fetch_all(&self.store.pools.upkeep)
+            .await?;
+        let found = rows.len() as u64;
+        let contents: HashMap<Uuid, Option<Hash>> = rows
+            .into_iter()
+            .map(|row| (row.id, verify_row(self.keys, row, &mut self.report)))
+            .collect();
+        let mut in_order = Vec::with_capacity(checkpoint.events.len());
+        for id in &checkpoint.events {
+            match contents.get(id) {
+                Some(content) => in_order.extend(content),
+                None => self.report.add(AuditProblem::EventRemoved { writer, id: *id }),
+            }
+        }
+        let is_signed = self.keys.is_signature(&checkpoint.hash, &checkpoint.signature);
+        // With an event removed or changed, the hash cannot fit; that problem is reported already.
+        let is_complete = in_order.len() == checkpoint.events.len();
+        let fits = checkpoint.covered(in_order.iter())[..] == checkpoint.hash;
+        if !is_signed || (is_complete && !fits) {
+            self.report.add(AuditProblem::CheckpointChanged { writer, number });
+        }
+        Ok(found)
+    }
+
+    /// Checks the events of a writer that no checkpoint names.
+    async fn unlisted(&mut self, writer: Uuid, listed: u64) -> Result<(), Error> {
+        let all = sqlx::query_scalar!(
+            r#"SELECT count(*) AS "all!" FROM audit WHERE writer = $1"#,
+            writer
+        )
+        .fetch_one(&self.store.pools.upkeep)
+        .await?;
+        if all.unsigned_abs() <= listed {
+            return Ok(());
+        }
+        let mut after = Uuid::nil();
+        loop {
+            let rows = select_audit!(
+            "writer = $1 AND id > $2
+                   AND NOT EXISTS (SELECT 1 FROM audit_checkpoints c
+                                   WHERE c.writer = $1 AND c.at BETWEEN a.at - interval '1 hour' AND a.at + interval '1 day'
+                                     AND a.id = ANY (c.entries))
+                 ORDER BY id LIMIT $3",
+                writer,
+                after,
+                PAGE,
+            )
+            .fetch_all(&self.store.pools.upkeep)
+            .await?;
+            let Some(last) = rows.last() else { return Ok(()) };
+            after = last.id;
+            for row in rows {
+                match (&row.mac, self.first_signed) {
+                    (None, Some(first)) if row.id > first => {
+                        self.report.add(AuditProblem::EventUnsigned { writer, id: row.id });
+                    }
+                    (None, _) => self.report.unsigned += 1,
+                    (Some(_), _) => {
+                        self.report.unlisted += 1;
+                        verify_row(self.keys, row, &mut self.report);
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -178,19 +178,16 @@ impl Objects {
 
     /// Writes an object. It is durable when this returns.
     pub(crate) async fn put(&self, name: &str, data: Bytes) -> Result<(), Error> {
-        let put = async {
-            let permit = permit(&self.others).await?;
-            match &self.place {
-                Place::Directory(directory) => directory.put(name, data, permit).await,
-                Place::S3(s3) => s3.put(name, data).await,
-            }
+        let put = async |permit| match &self.place {
+            Place::Directory(directory) => directory.put(name, data, permit).await,
+            Place::S3(s3) => s3.put(name, data).await,
         };
-        limited(put).await.map_err(|problem| match problem {
+        call(name, &self.others, put).await.map_err(|error| match error {
             // A directory or bucket may be created again: the object is not lost.
-            ObjectProblem::Missing => {
+            Error::Object { problem: ObjectProblem::Missing, .. } => {
                 object_error(name, ObjectProblem::Failed("no such directory".to_owned()))
             }
-            problem => object_error(name, problem),
+            error => error,
         })
     }
 
@@ -199,9 +196,9 @@ impl Objects {
     /// # Errors
     /// [`ObjectProblem::Missing`] and [`ObjectProblem::Shortened`] if it does not have all of it.
     pub(crate) async fn read(&self, name: &str, range: Range<u64>) -> Result<Bytes, Error> {
-        let (length, expected) = (range.end.saturating_sub(range.start), range.end);
-        let read = async {
-            let permit = permit(&self.reads).await?;
+        let length = range.end.saturating_sub(range.start);
+        let expected = range.end;
+        let read = async |permit| {
             let data = match &self.place {
                 Place::Directory(directory) => directory.read(name, range, permit).await?,
                 Place::S3(s3) => s3.read(name, range).await?,
@@ -209,64 +206,46 @@ impl Objects {
             let is_whole = u64::try_from(data.len()).is_ok_and(|found| found == length);
             if is_whole { Ok(data) } else { Err(ObjectProblem::Shortened { expected }) }
         };
-        limited(read).await.map_err(|problem| object_error(name, problem))
+        call(name, &self.reads, read).await
     }
 
     /// Removes objects; those that do not exist are fine.
     pub(crate) async fn delete(&self, names: &[String]) -> Result<(), Error> {
-        let delete = async {
-            let permit = permit(&self.others).await?;
-            match &self.place {
-                Place::Directory(directory) => directory.delete(names, permit).await,
-                Place::S3(s3) => s3.delete(names).await,
-            }
-        };
         let first = names.first().map_or("", String::as_str);
-        limited(delete).await.map_err(|problem| object_error(first, problem))
+        let delete = async |permit| match &self.place {
+            Place::Directory(directory) => directory.delete(names, permit).await,
+            Place::S3(s3) => s3.delete(names).await,
+        };
+        call(first, &self.others, delete).await
     }
 
     /// The days that have objects.
     pub(crate) async fn days(&self) -> Result<Vec<String>, Error> {
-        let days = async {
-            let permit = permit(&self.others).await?;
-            match &self.place {
-                Place::Directory(directory) => directory.days(permit).await,
-                Place::S3(s3) => s3.days().await,
-            }
+        let days = async |permit| match &self.place {
+            Place::Directory(directory) => directory.days(permit).await,
+            Place::S3(s3) => s3.days().await,
         };
-        limited(days).await.map_err(|problem| object_error("", problem))
+        call("", &self.others, days).await
     }
 
     /// Lists the objects of a day.
     pub(crate) async fn list(&self, day: &str) -> Result<ObjectList<'_>, Error> {
-        let list = async {
-            Ok(match &self.place {
-                Place::Directory(directory) => {
-                    Names::Files(directory.list(day, permit(&self.others).await?).await?)
-                }
-                Place::S3(s3) => Names::Keys(s3.list(day)),
-            })
+        let list = async |permit| match &self.place {
+            Place::Directory(directory) => Ok(Names::Files(directory.list(day, permit).await?)),
+            Place::S3(s3) => Ok(Names::Keys(s3.list(day))),
         };
-        let names = limited(list).await.map_err(|problem| object_error(day, problem))?;
+        let names = call(day, &self.others, list).await?;
         Ok(ObjectList { objects: self, names })
     }
 
     /// Removes what a day without objects leaves behind.
     pub(crate) async fn remove_day(&self, day: &str) -> Result<(), Error> {
-        let remove = async {
-            match &self.place {
-                Place::Directory(directory) => {
-                    directory.remove_day(day, permit(&self.others).await?).await
-                }
-                Place::S3(_) => Ok(()),
-            }
+        let remove = async |permit| match &self.place {
+            Place::Directory(directory) => directory.remove_day(day, permit).await,
+            Place::S3(_) => Ok(()),
         };
-        limited(remove).await.map_err(|problem| object_error(day, problem))
+        call(day, &self.others, remove).await
     }
-}
-
-async fn permit(permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, ObjectProblem> {
-    permits.clone().acquire_owned().await.map_err(|_| ObjectProblem::Timeout)
 }
 
 /// The objects of a day.
@@ -283,20 +262,26 @@ enum Names {
 impl ObjectList<'_> {
     /// Returns up to `limit` more names; none at the end.
     pub(crate) async fn next(&mut self, limit: usize) -> Result<Vec<String>, Error> {
-        let next = async {
-            match &mut self.names {
-                Names::Files(files) => files.next(limit, permit(&self.objects.others).await?).await,
-                Names::Keys(keys) => keys.by_ref().take(limit).try_collect().await,
-            }
+        let next = async |permit| match &mut self.names {
+            Names::Files(files) => files.next(limit, permit).await,
+            Names::Keys(keys) => keys.by_ref().take(limit).try_collect().await,
         };
-        limited(next).await.map_err(|problem| object_error("", problem))
+        call("", &self.objects.others, next).await
     }
 }
 
-async fn limited<T>(
-    call: impl Future<Output = Result<T, ObjectProblem>>,
-) -> Result<T, ObjectProblem> {
-    timeout(TIMEOUT, call).await.map_err(|_| ObjectProblem::Timeout).flatten()
+/// Works with an object within the timeout, with one of the permits.
+async fn call<T>(
+    name: &str,
+    permits: &Arc<Semaphore>,
+    work: impl AsyncFnOnce(OwnedSemaphorePermit) -> Result<T, ObjectProblem>,
+) -> Result<T, Error> {
+    let call = async {
+        let permit = permits.clone().acquire_owned().await.map_err(|_| ObjectProblem::Timeout)?;
+        work(permit).await
+    };
+    let done = timeout(TIMEOUT, call).await.map_err(|_| ObjectProblem::Timeout).flatten();
+    done.map_err(|problem| object_error(name, problem))
 }
 
 fn object_error(name: &str, problem: ObjectProblem) -> Error {

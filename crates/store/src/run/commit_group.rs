@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::record::RunRef;
 use crate::{
-    audit::{EventBody, EventColumns, EventSubject, run_end},
+    audit::{EventBody, EventSubject, run_end},
     error::Error,
     group::{GroupCall, Writer},
     objects::Objects,
@@ -88,6 +88,11 @@ impl CommitCall {
             && !objects.is_some_and(|objects| objects.takes(tail))
     }
 
+    /// Since when its command has run, as of now.
+    fn started_ago(&self) -> Option<PgInterval> {
+        self.commit.started_ago.map(|ago| row::interval(ago + self.called_at.elapsed()))
+    }
+
     fn names(&self) -> RunRef<'_> {
         RunRef { id: self.id, session: self.session, tenant: &self.tenant }
     }
@@ -106,27 +111,41 @@ impl GroupCall for CommitCall {
         let mut together: Vec<_> =
             calls.iter().filter(|call| call.lease.incarnation == first.lease.incarnation).collect();
         together.sort_unstable_by_key(|call| call.id);
-        let results = ResultColumns::new(&together);
-        let chunks = ChunkColumns::new(&together);
-        let events = audit_events(writer, &together);
+        let ids: Vec<Uuid> = together.iter().map(|call| call.id.0).collect();
+        let epochs: Vec<i64> = together.iter().map(|call| call.lease.epoch.0).collect();
+        let results: Vec<_> = together.iter().map(|call| Json(&call.commit.result)).collect();
+        let started_ago: Vec<_> = together.iter().map(|call| call.started_ago()).collect();
+        let chunks = || together.iter().flat_map(|call| &call.commit.tail);
+        let chunk_runs: Vec<Uuid> =
+            together.iter().flat_map(|call| call.commit.tail.iter().map(|_| call.id.0)).collect();
+        let positions: Vec<i64> = chunks().map(|chunk| chunk.position).collect();
+        let streams: Vec<i16> = chunks().map(|chunk| chunk.stream as i16).collect();
+        let offsets: Vec<i64> = chunks().map(|chunk| chunk.offset).collect();
+        let data: Vec<&[u8]> = chunks().map(|chunk| chunk.data.as_slice()).collect();
+        let mut events = writer.audit.columns();
+        for call in &together {
+            let end = run_end(&call.commit.result.outcome, call.commit.started_ago, 0, None);
+            let subject = EventSubject::of_run(call.names(), Some(&call.lease.worker));
+            events.push(writer.audit.event(&subject, &end));
+        }
         let rows = sqlx::query_file!(
             "src/sql/run_commit_group.sql",
             first.lease.worker.as_str(),
             first.lease.incarnation.0,
             events.writer,
-            &results.ids,
-            &results.epochs,
-            &results.results as _,
-            &results.started_ago as _,
+            &ids,
+            &epochs,
+            &results as _,
+            &started_ago as _,
             &events.ids,
             &events.times,
             &events.details,
             &events.macs as _,
-            &chunks.runs,
-            &chunks.positions,
-            &chunks.streams,
-            &chunks.offsets,
-            &chunks.data as _,
+            &chunk_runs,
+            &positions,
+            &streams,
+            &offsets,
+            &data as _,
         )
         .fetch_all(&writer.pool)
         .await?;
@@ -144,67 +163,5 @@ impl GroupCall for CommitCall {
             together.iter().zip(&events.ids).filter(|(call, _)| !stored.contains_key(&call.id.0));
         missing.for_each(|(_, event)| writer.audit.forget(*event));
         Ok(calls.iter().map(|call| stored.remove(&call.id.0)).collect())
-    }
-}
-
-/// The end of each run, for the audit.
-fn audit_events(writer: &Writer, calls: &[&CommitCall]) -> EventColumns {
-    let mut events = writer.audit.columns();
-    for call in calls {
-        let end = run_end(&call.commit.result.outcome, call.commit.started_ago, 0, None);
-        let subject = EventSubject::of_run(call.names(), Some(&call.lease.worker));
-        events.push(writer.audit.event(&subject, &end));
-    }
-    events
-}
-
-/// Results as arrays of columns.
-#[derive(Default)]
-struct ResultColumns<'a> {
-    ids: Vec<Uuid>,
-    epochs: Vec<i64>,
-    results: Vec<Json<&'a RunResult>>,
-    started_ago: Vec<Option<PgInterval>>,
-}
-
-impl<'a> ResultColumns<'a> {
-    fn new(calls: &[&'a CommitCall]) -> Self {
-        let mut columns = Self::default();
-        for CommitCall { id, lease, commit, called_at, .. } in calls {
-            let RunCommit { result, started_ago, .. } = commit;
-            columns.ids.push(id.0);
-            columns.epochs.push(lease.epoch.0);
-            columns.results.push(Json(result));
-            columns
-                .started_ago
-                .push(started_ago.map(|ago| row::interval(ago + called_at.elapsed())));
-        }
-        columns
-    }
-}
-
-/// The rest of the output of all runs, as arrays of columns.
-#[derive(Default)]
-struct ChunkColumns<'a> {
-    runs: Vec<Uuid>,
-    positions: Vec<i64>,
-    streams: Vec<i16>,
-    offsets: Vec<i64>,
-    data: Vec<&'a [u8]>,
-}
-
-impl<'a> ChunkColumns<'a> {
-    fn new(calls: &[&'a CommitCall]) -> Self {
-        let mut columns = Self::default();
-        for call in calls {
-            for chunk in &call.commit.tail {
-                columns.runs.push(call.id.0);
-                columns.positions.push(chunk.position);
-                columns.streams.push(chunk.stream as i16);
-                columns.offsets.push(chunk.offset);
-                columns.data.push(&chunk.data);
-            }
-        }
-        columns
     }
 }

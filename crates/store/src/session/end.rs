@@ -144,26 +144,9 @@ impl Store {
         root_id: Uuid,
     ) -> Result<(), Error> {
         let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-        sqlx::query!(
-            r#"WITH removed AS (
-                   UPDATE sessions s SET removed_at = now(), lease_worker = NULL, lease_incarnation = NULL
-                   WHERE s.id = ANY ($1) AND s.state = 'ended' AND s.removed_at IS NULL
-                     -- `|| ''` keeps the planner from the index of roots, which has all ended sessions of the root.
-                     AND s.home_root || '' = $2::uuid || ''
-                     -- Not EXISTS, which the planner may turn into a read of all runs.
-                     AND (SELECT r.id FROM live_runs r WHERE r.session_id = s.id AND r.state = 'running' LIMIT 1) IS NULL
-                   RETURNING s.id
-               ),
-               freed AS (
-                   DELETE FROM held_changes h USING removed WHERE h.session_id = removed.id RETURNING h.run_id
-               )
-               UPDATE ended_runs r SET changes = jsonb_set(r.changes, '{state}', '"dropped"')
-               FROM freed WHERE r.id = freed.run_id AND r.changes ->> 'state' = 'held'"#,
-            &ids,
-            root_id,
-        )
-        .execute(&self.pools.upkeep)
-        .await?;
+        sqlx::query_file!("src/sql/session_mark_removed.sql", &ids, root_id,)
+            .execute(&self.pools.upkeep)
+            .await?;
         Ok(())
     }
 
