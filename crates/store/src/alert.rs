@@ -13,7 +13,7 @@ use crate::{Error, Store, row};
 pub struct Alert {
     /// The id of its event.
     pub id: Uuid,
-    /// What happened.
+    /// The event as the webhook gets it.
     pub body: Value,
     /// How often it was taken, this time included.
     pub attempts: i32,

@@ -49,7 +49,7 @@ pub enum Error {
     /// A row that was just written no longer exists, because another process deleted it.
     #[error("{what} was deleted while it was being created")]
     RowMissing {
-        /// What the row holds.
+        /// A name for what the row holds.
         what: &'static str,
     },
     /// A migration failed.
@@ -67,7 +67,7 @@ pub enum Error {
     /// The id or alias is taken.
     #[error("{what} already exists")]
     AlreadyExists {
-        /// What is taken.
+        /// A name for what is taken.
         what: &'static str,
     },
     /// Output outside the database could not be written, read or removed.

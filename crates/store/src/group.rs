@@ -29,7 +29,7 @@ const MAX_WAIT: Duration = Duration::from_millis(20);
 
 /// One of the calls that a statement may serve together.
 pub(crate) trait GroupCall: Send + Sync + Sized + 'static {
-    /// What the call returns.
+    /// The result of one call.
     type Answer: Send + 'static;
 
     /// Calls of different tenants take turns.
@@ -43,20 +43,20 @@ pub(crate) trait GroupCall: Send + Sync + Sized + 'static {
     ) -> impl Future<Output = Result<Vec<Option<Self::Answer>>, Error>> + Send;
 }
 
-/// What a statement for several calls is executed with.
+/// The pool and audit log that a statement for several calls is executed with.
 #[derive(Debug, Clone)]
 pub(crate) struct Writer {
     pub(crate) pool: Pool,
     pub(crate) audit: Arc<AuditLog>,
 }
 
-/// What a call does next.
+/// The next step of a call.
 pub(crate) enum Turn<'a, C: GroupCall> {
-    /// It executes its own statement. Others wait until this is dropped.
+    /// Execute a statement of its own. Others wait until this is dropped.
     Alone(#[expect(dead_code, reason = "for its drop")] AloneTurn<'a, C>),
-    /// It executes its own statement, at the same time as others.
+    /// Execute a statement of its own, at the same time as others.
     Own,
-    /// It is done.
+    /// Nothing: another statement served the call.
     Answered(C::Answer),
 }
 
@@ -212,7 +212,7 @@ impl<C: GroupCall> Drain<C> {
                     Ok(found) => Ok(found.next().flatten()),
                     Err(error) => copy(error).map_or(Ok(None), Err),
                 };
-                // Its caller may be gone.
+                // The caller may be gone.
                 answer.send(result).ok();
             }
         }

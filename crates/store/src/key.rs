@@ -28,13 +28,13 @@ words! {
 /// A key without its secret.
 #[derive(Debug, Clone)]
 pub struct Key {
-    /// The id.
+    /// Identifies the key; no secret.
     pub id: KeyId,
-    /// The tenant.
+    /// The tenant that its calls act for.
     pub tenant: TenantId,
     /// The display name.
     pub display_name: String,
-    /// Its permissions.
+    /// The permissions of calls with it.
     pub scopes: Vec<Scope>,
     /// When it was created.
     pub created_at: OffsetDateTime,
@@ -49,13 +49,13 @@ pub struct Key {
 /// A key to create.
 #[derive(Debug)]
 pub struct NewKey<'a> {
-    /// The tenant.
+    /// The tenant that its calls will act for.
     pub tenant: &'a TenantId,
     /// The display name.
     pub display_name: &'a str,
     /// SHA-256 of the secret.
     pub secret_hash: [u8; 32],
-    /// Its permissions.
+    /// The permissions of calls with it.
     pub scopes: &'a [Scope],
     /// When it expires; `None` for never.
     pub expires_at: Option<OffsetDateTime>,
@@ -100,11 +100,11 @@ pub struct KeyVersion {
 /// The authenticated caller behind a key.
 #[derive(Debug, Clone)]
 pub struct Caller {
-    /// The key.
+    /// The key that the call came with.
     pub key: KeyId,
-    /// The tenant.
+    /// The tenant that the call acts for.
     pub tenant: TenantId,
-    /// Its permissions.
+    /// The permissions of the call.
     pub scopes: Vec<Scope>,
     /// The tenant's quotas.
     pub quotas: Quotas,
@@ -120,7 +120,7 @@ pub struct Caller {
     pub tools_version: i64,
 }
 
-/// What [`Store::operator_bootstrap`] did.
+/// The result of [`Store::operator_bootstrap`].
 #[derive(Debug, Clone)]
 pub enum OperatorBootstrap {
     /// The key was created.

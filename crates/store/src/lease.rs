@@ -16,7 +16,7 @@ use crate::{
 /// A worker's lease on a session.
 #[derive(Debug, Clone)]
 pub struct Lease {
-    /// The session.
+    /// The session that the worker holds.
     pub session: SessionId,
     /// The tenant of the session.
     pub tenant: TenantId,
@@ -37,7 +37,7 @@ pub struct Lease {
     pub lost: u64,
 }
 
-/// What a sweep of expired leases did.
+/// The result of ending the leases of dead workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SweepReport {
     /// Sessions whose lease was ended.

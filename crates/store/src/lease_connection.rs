@@ -21,7 +21,7 @@ use crate::{
 #[derive(Debug)]
 pub struct LeaseConnection {
     connect: PgConnectOptions,
-    /// What each transaction must begin with, if the connection goes through a pooler.
+    /// The first statement of each transaction, if the connection goes through a pooler.
     begin: Option<String>,
     timeout: Duration,
     idle: Mutex<Option<PgConnection>>,

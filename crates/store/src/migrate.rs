@@ -19,7 +19,7 @@ static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {
     migrations
 });
 
-/// What each role may do.
+/// Grants to each role what its part of Codelia does.
 const ROLES: &str = include_str!("sql/roles.sql");
 /// SQLSTATE of a query on a table that does not exist.
 const UNDEFINED_TABLE: &str = "42P01";

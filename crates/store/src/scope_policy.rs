@@ -20,7 +20,7 @@ pub const MAX_POLICY_NAMES: i64 = 1000;
 /// Whose policy: a scope of a tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScopeRef {
-    /// The tenant.
+    /// The tenant that has the scope.
     pub tenant: TenantId,
     /// The scope.
     pub scope: PolicyScope,
@@ -84,7 +84,7 @@ pub struct NewPolicyVersion<'a> {
 /// The answer to [`Store::scope_policy_set`].
 #[derive(Debug)]
 pub enum ScopePolicySet {
-    /// It is in effect.
+    /// The version is in effect.
     Set(Box<PolicyVersion>),
     /// Another version is in effect than expected; 0 if there is none.
     Changed(i64),

@@ -85,7 +85,7 @@ impl Store {
         Ok(Self { pools, known_settings: Arc::default(), objects: None, audit, inserts, commits })
     }
 
-    /// What a statement for several runs is executed with.
+    /// The pool and audit log for statements that serve several runs.
     pub(crate) fn group_writer(&self) -> Writer {
         Writer { pool: self.pools.runs.clone(), audit: self.audit.clone() }
     }
@@ -100,7 +100,7 @@ impl Store {
     }
 
     /// Covers what this process added to the audit by a checkpoint, and closes all connections.
-    /// Those that the server does not answer are dropped.
+    /// Connections that the server does not answer are dropped.
     pub async fn close(&self) {
         let close = async {
             if let Err(error) = self.audit_checkpoint().await {

@@ -15,11 +15,11 @@ pub(crate) const QUOTA_MARGIN: i64 = 64;
 /// A tenant.
 #[derive(Debug, Clone)]
 pub struct Tenant {
-    /// The id.
+    /// The name that keys and rows refer to.
     pub id: TenantId,
     /// When it was created.
     pub created_at: OffsetDateTime,
-    /// Its quotas.
+    /// The most that it may have or do at once.
     pub quotas: Quotas,
     /// The highest limits that its sessions and runs may request, where they differ from the
     /// installation's.
@@ -118,7 +118,7 @@ pub struct TenantUsage {
     pub disk_bytes: i64,
 }
 
-/// What a tenant stores.
+/// The bytes that a tenant stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredBytes {
     /// Output of runs.

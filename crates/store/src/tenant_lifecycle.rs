@@ -13,14 +13,14 @@ use crate::{
 const CANCEL_REASON: &str = "the tenant is suspended";
 const DELETED: &str = "deleted";
 
-/// What became of a request to delete a tenant.
+/// The answer to a request to delete a tenant.
 #[derive(Debug)]
 pub enum TenantDeletion {
     /// The tenant does not exist.
     NotFound,
-    /// It has this many open sessions.
+    /// The tenant has this many open sessions.
     HasSessions(i64),
-    /// It is being removed.
+    /// The tenant is being removed.
     Begun(Box<Tenant>),
 }
 

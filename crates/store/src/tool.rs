@@ -15,9 +15,9 @@ pub const MAX_TOOLS: i64 = 1000;
 /// A tool of a tenant.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tool {
-    /// The tenant.
+    /// The tenant that registered it.
     pub tenant: TenantId,
-    /// The id.
+    /// The name by which runs refer to it.
     pub id: ToolId,
     /// The version of the declaration, from 1.
     pub version: i64,
@@ -70,11 +70,11 @@ pub struct ToolQuarantine {
 /// Names a tool, and the key that changes it.
 #[derive(Debug, Clone, Copy)]
 pub struct ToolChange<'a> {
-    /// The tenant.
+    /// The tenant that has the tool.
     pub tenant: &'a TenantId,
     /// The tool.
     pub id: &'a ToolId,
-    /// The key.
+    /// The key that changes it.
     pub key: KeyId,
 }
 
@@ -83,22 +83,22 @@ pub struct ToolChange<'a> {
 pub enum ToolNotChanged {
     /// The tenant has no such tool, or the tenant does not exist.
     NotFound,
-    /// It has this version, and not the expected one. 0 if it does not exist.
+    /// The tool has this version, and not the expected one. 0 if it does not exist.
     Version(i64),
     /// The tenant has as many tools as it may.
     TooMany,
-    /// It is quarantined.
+    /// The tool is quarantined, for this reason.
     Quarantined(String),
-    /// It declares this level, and not the one to approve.
+    /// The tool declares this level, and not the one to approve.
     Level(IsolationLevel),
 }
 
-/// What happened to the tool of a run that waited.
+/// A change that takes its tool from a run that waited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolWithdrawn {
-    /// It was quarantined, for this reason.
+    /// The tool was quarantined, for this reason.
     Quarantined(String),
-    /// It has another version now, or was deleted.
+    /// The tool has another version now, or was deleted.
     Changed,
     /// The approval of its level was withdrawn.
     NotApproved,

@@ -13,13 +13,13 @@ use crate::{Error, Store, row, words::words};
 /// A worker as operators see it.
 #[derive(Debug, Clone)]
 pub struct Worker {
-    /// The id.
+    /// Stays the same across restarts.
     pub id: WorkerId,
-    /// The state.
+    /// Whether it takes sessions.
     pub state: WorkerState,
     /// Modes that its probe found enforceable.
     pub modes: Vec<Mode>,
-    /// Those of them in which it only watches limits.
+    /// Of these, the modes in which it only watches limits.
     pub watched_modes: Vec<Mode>,
     /// How many runs it executes concurrently.
     pub slots: i32,
@@ -51,11 +51,11 @@ pub struct DiskSpace {
 words! {
     /// The state of a worker.
     WorkerState {
-        /// It acquires sessions.
+        /// The worker acquires sessions.
         Ready = "ready",
-        /// It acquires no sessions and starts no runs.
+        /// The worker acquires no sessions and starts no runs.
         Draining = "draining",
-        /// Its lease expired, or it left.
+        /// The lease of the worker expired, or it left.
         Gone = "left",
     }
 }
@@ -76,7 +76,7 @@ pub struct NewWorker {
     pub address: String,
     /// Modes that its probe found enforceable.
     pub modes: Vec<Mode>,
-    /// Those of them in which it only watches limits.
+    /// Of these, the modes in which it only watches limits.
     pub watched_modes: Vec<Mode>,
     /// How many runs it executes concurrently.
     pub slots: i32,
@@ -107,7 +107,7 @@ pub struct Heartbeat {
 /// A worker that may take a session.
 #[derive(Debug, Clone, Deserialize)]
 pub struct WorkerCandidate {
-    /// The id.
+    /// The worker to ask.
     pub id: WorkerId,
     /// The incarnation.
     pub incarnation: Incarnation,

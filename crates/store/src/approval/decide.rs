@@ -16,7 +16,7 @@ use crate::{Error, EventKind, Store, row};
 /// A person's decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
-    /// What it is allowed for; `None` denies it.
+    /// The scope that it is allowed for; `None` denies it.
     pub allow: Option<ApprovalScope>,
     /// Which files it holds for; `None` for the file that it is about, if it has a path.
     pub reach: Option<ApprovalReach>,
@@ -24,14 +24,14 @@ pub struct Decision {
     pub key: KeyId,
     /// Why; cut after [`MAX_APPROVAL_TEXT`](crate::MAX_APPROVAL_TEXT) bytes.
     pub reason: Option<String>,
-    /// What the installation permits now.
+    /// The limits of what the installation permits now.
     pub permitted: Permitted,
 }
 
 /// The answer to [`Store::approval_decide`] and [`Store::approval_revoke`].
 #[derive(Debug)]
 pub enum DecisionResult {
-    /// It is decided now.
+    /// The decision counts.
     Decided {
         /// The approval.
         approval: Box<Approval>,
@@ -57,7 +57,7 @@ pub enum NotDecided {
     NoSubject(ApprovalScope),
     /// The scopes above do not leave the field to the one that it was to hold for.
     NotDelegated {
-        /// What was to be widened.
+        /// The field that was to be widened.
         field: &'static str,
         /// Whom it was to hold for.
         scope: ApprovalScope,
@@ -66,14 +66,14 @@ pub enum NotDecided {
     NotPermitted(Withdrawn),
     /// Another decision came first, or it expired.
     Before(Box<Approval>),
-    /// It is not a grant that holds.
+    /// The approval is not a grant that holds.
     NotGranted(Box<Approval>),
 }
 
 /// A run that was held and is queued now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunToWake {
-    /// Its session.
+    /// The session to wake.
     pub session: SessionId,
     /// The mode of the session.
     pub mode: Mode,
@@ -84,7 +84,7 @@ pub struct RunToWake {
 /// Which key revokes a grant, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Revocation {
-    /// The key.
+    /// The key that revokes.
     pub key: KeyId,
     /// Why; cut after [`MAX_APPROVAL_TEXT`](crate::MAX_APPROVAL_TEXT) bytes.
     pub reason: Option<String>,

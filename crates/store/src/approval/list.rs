@@ -15,19 +15,19 @@ use crate::{Error, Store};
 pub struct ApprovalFilter {
     /// Which states.
     pub status: ApprovalStatus,
-    /// Those of this session.
+    /// Only approvals of this session.
     pub session: Option<SessionId>,
-    /// Those that are older than this one.
+    /// Only approvals that are older than this one.
     pub before: Option<ApprovalId>,
 }
 
 /// Which states of approvals to list.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ApprovalStatus {
-    /// Those that wait for a decision.
+    /// Approvals that wait for a decision.
     #[default]
     Pending,
-    /// Those that hold for later runs.
+    /// Approvals that hold for later runs.
     Granted,
     /// All.
     Any,

@@ -1,5 +1,5 @@
-//! What may be allowed to runs now. A run that was admitted waits for its decision and then for a
-//! worker, and meanwhile an operator may withdraw what the run asks for.
+//! Limits of what may be allowed to runs now. A run that was admitted waits for its decision and
+//! then for a worker, and meanwhile an operator may withdraw what the run asks for.
 
 use codelia_policy::IsolationLevel;
 use codelia_types::{Mode, NetworkMode, TenantId};
@@ -8,7 +8,7 @@ use sqlx::{PgConnection, types::Json};
 use super::record::ApprovalKind;
 use crate::{AssignedRun, Error, Store, row};
 
-/// What runs may have with an approval.
+/// The most that runs may have with an approval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Permitted {
     /// The widest network.
@@ -17,7 +17,7 @@ pub struct Permitted {
     pub isolation: IsolationLevel,
 }
 
-/// What is permitted instead of what a run asks for.
+/// The limit that a run exceeds now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Withdrawn {
     /// The widest network.
@@ -55,7 +55,7 @@ impl Permitted {
         Ok(Self { network: self.network.min(network), isolation: self.isolation.max(floor) })
     }
 
-    /// What this does not permit to a run in a mode that asks for an approval of a kind.
+    /// The limit that keeps a run in a mode from an approval of a kind.
     pub(super) fn refuses(self, kind: ApprovalKind, mode: Mode) -> Option<Withdrawn> {
         let network = self.network;
         let permits = match kind {
@@ -76,8 +76,8 @@ impl Permitted {
 }
 
 impl Store {
-    /// What a person allowed to a run, and the policy or the isolation floor of its tenant does not
-    /// permit any more.
+    /// The limit that a run exceeds although a person allowed it: the policy or the isolation floor
+    /// of its tenant does not permit any more.
     pub async fn run_withdrawn(&self, run: &AssignedRun) -> Result<Option<Withdrawn>, Error> {
         let row = sqlx::query!(
             r#"SELECT lowest_isolation($1) AS isolation,
@@ -89,7 +89,7 @@ impl Store {
         )
         .fetch_optional(&self.pools.runs)
         .await?;
-        // What needed no approval was checked when the run was admitted.
+        // A run that needed no approval was checked when it was admitted.
         let Some(row) = row else { return Ok(None) };
         let isolation = row.isolation.ok_or(Error::RowMissing { what: "tenant" })?;
         let permitted = Permitted {

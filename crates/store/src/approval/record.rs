@@ -62,7 +62,7 @@ pub const MAX_GRANTS: i64 = 1000;
 pub const MAX_APPROVAL_TEXT: usize = 1000;
 
 words! {
-    /// What is requested.
+    /// The kind of a request.
     ApprovalKind {
         /// Network mode `proxy` for a run.
         NetworkProxy = "network_proxy",
@@ -95,7 +95,7 @@ impl ApprovalKind {
         }
     }
 
-    /// Those that a run requests while it runs, not before it starts.
+    /// The kinds that a run requests while it runs, not before it starts.
     pub(super) const OF_RUNNING: [Self; 2] = [Self::EgressHost, Self::FileRead];
 }
 
@@ -114,7 +114,7 @@ words! {
 }
 
 words! {
-    /// What an allowed approval holds for.
+    /// The runs that an allowed approval holds for.
     ApprovalScope {
         /// The run that it was requested for.
         Once = "once",
@@ -142,15 +142,15 @@ words! {
 /// A request that a person decides about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Approval {
-    /// The id.
+    /// Identifies the request; begins with its time.
     pub id: ApprovalId,
-    /// The tenant.
+    /// The tenant whose keys decide.
     pub tenant: TenantId,
     /// The session that it was requested for.
     pub session: SessionId,
     /// The run that it was requested for.
     pub run: Option<RunId>,
-    /// What is requested.
+    /// The kind of what is requested.
     pub kind: ApprovalKind,
     /// The host that it is about; empty if the kind has none.
     pub host: String,
@@ -168,7 +168,7 @@ pub struct Approval {
     pub message: String,
     /// The state, by the clock of the database.
     pub state: ApprovalState,
-    /// What it holds for, if it is allowed.
+    /// The scope that it holds for, if it is allowed.
     pub scope: Option<ApprovalScope>,
     /// The project or key that it holds for, if that is its scope.
     pub subject: Option<String>,
@@ -191,18 +191,18 @@ pub struct Approval {
 /// The process that asks for a file, as it is seen in its sandbox. Unknown parts are 0 or empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reader {
-    /// Its number.
+    /// The number of the process.
     pub pid: u32,
-    /// Its program, at most 1024 bytes.
+    /// The program, at most 1024 bytes.
     pub exe: String,
-    /// Its working directory, at most 1024 bytes.
+    /// The working directory, at most 1024 bytes.
     pub cwd: String,
 }
 
 /// A decision that holds for later runs, too.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Grant {
-    /// What is allowed.
+    /// The kind of what is allowed.
     pub kind: ApprovalKind,
     /// The host; empty if the kind has none.
     pub host: String,

@@ -17,9 +17,9 @@ use crate::{Error, EventKind, Store, audit::AuditLog, row};
 /// An approval that a run needs before it may start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewApproval {
-    /// The id.
+    /// Identifies the request; the caller chooses it.
     pub id: ApprovalId,
-    /// What is requested.
+    /// The kind of what is requested.
     pub kind: ApprovalKind,
     /// The host that it is about; empty if the kind has none.
     pub host: String,
@@ -33,16 +33,16 @@ pub struct NewApproval {
     pub timeout: Duration,
 }
 
-/// What a running run requests.
+/// A request of a running run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApprovalRequest {
     /// The tenant of the run.
     pub tenant: TenantId,
     /// The session of the run.
     pub session: SessionId,
-    /// The run.
+    /// The run that asks.
     pub run: RunId,
-    /// What is requested.
+    /// The kind of what is requested.
     pub kind: ApprovalKind,
     /// The host that it is about; empty if the kind has none.
     pub host: String,
@@ -204,7 +204,7 @@ impl Store {
         Ok(found.fetch_optional(&self.pools.runs).await?)
     }
 
-    /// What is known without a new request: a grant, or the run's own request that is pending or
+    /// Finds an answer without a new request: a grant, or the run's own request that is pending or
     /// decided.
     async fn approval_answer(&self, request: &ApprovalRequest) -> Result<Option<Approval>, Error> {
         let ApprovalRequest { tenant, session, kind, host, port, path, .. } = request;

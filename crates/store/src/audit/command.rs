@@ -1,5 +1,4 @@
-//! What the audit records of a command: a hash, to compare, and the start of its text without
-//! secrets.
+//! Commands in the audit: a hash, to compare, and the start of their text without secrets.
 
 use codelia_policy::RunSpec;
 use serde_json::{Value, json};
@@ -10,7 +9,7 @@ use super::event::Hasher;
 const PREVIEW: usize = 100;
 /// Bytes of arguments that are looked at for it.
 const MAX_TEXT: usize = 4096;
-/// What stands for a secret.
+/// Stands for a secret.
 const REDACTED: &str = "[redacted]";
 /// Parts of names whose values are secrets.
 const SECRET_NAMES: [&str; 9] = [

@@ -54,10 +54,10 @@ impl AuditKeys {
     }
 }
 
-/// What happened.
+/// The content of an event: what happened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EventBody {
-    /// The kind.
+    /// Decides what `detail` has.
     pub kind: EventKind,
     /// The field of the request or policy at fault.
     pub field: Option<String>,
@@ -66,7 +66,7 @@ pub struct EventBody {
 }
 
 impl EventBody {
-    /// What happened, with details and without a field at fault.
+    /// A content with details and without a field at fault.
     pub(crate) fn new(kind: EventKind, detail: Value) -> Self {
         Self { kind, field: None, detail }
     }
@@ -75,7 +75,7 @@ impl EventBody {
 /// Who or what an event is about.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventSubject {
-    /// The tenant.
+    /// The tenant that may read the event; `None` for operators alone.
     pub tenant: Option<TenantId>,
     /// The session. Requires `tenant`.
     pub session: Option<SessionId>,
@@ -83,7 +83,7 @@ pub struct EventSubject {
     pub run: Option<RunId>,
     /// The key that made the call.
     pub key: Option<KeyId>,
-    /// The worker.
+    /// The worker that took part.
     pub worker: Option<WorkerId>,
 }
 
@@ -114,7 +114,7 @@ pub struct AuditEvent {
     pub id: Uuid,
     /// When it was written, by the clock of the writer.
     pub at: OffsetDateTime,
-    /// What happened, such as `RUN_ADMITTED`.
+    /// The kind of what happened, such as `RUN_ADMITTED`.
     pub kind: String,
     /// Who or what it is about.
     pub subject: EventSubject,

@@ -20,39 +20,39 @@ const PAGE: i64 = 1000;
 /// Checkpoints that are read at once. Each may name as many rows as a page has.
 const CHECKPOINT_PAGE: i64 = 50;
 
-/// What is wrong with the audit.
+/// A way in which the audit is not as its writers left it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuditProblem {
     /// The content of an event does not fit its MAC: it was changed, or written by somebody else.
     #[error("event {id} of writer {writer} was changed or forged")]
     EventChanged {
-        /// Its writer.
+        /// The process that the event names.
         writer: Uuid,
-        /// Its id.
+        /// The event.
         id: Uuid,
     },
     /// A checkpoint names an event that does not exist.
     #[error("event {id} of writer {writer} was removed")]
     EventRemoved {
-        /// Its writer.
+        /// The process that the event named.
         writer: Uuid,
-        /// Its id.
+        /// The event.
         id: Uuid,
     },
     /// An event has no MAC, though the installation had a key when it was written.
     #[error("event {id} of writer {writer} is not signed")]
     EventUnsigned {
-        /// Its writer.
+        /// The process that the event names.
         writer: Uuid,
-        /// Its id.
+        /// The event.
         id: Uuid,
     },
     /// A checkpoint does not fit its signature, or its events do not fit it.
     #[error("checkpoint {number} of writer {writer} was changed, or signed with another key")]
     CheckpointChanged {
-        /// Its writer.
+        /// The process whose chain has it.
         writer: Uuid,
-        /// Its number.
+        /// The place in the chain, from 1.
         number: i64,
     },
     /// Checkpoints are missing before this one, or the one before is another.
@@ -66,9 +66,9 @@ pub enum AuditProblem {
     /// Another writer saw this checkpoint, and it is missing with all later ones.
     #[error("checkpoint {number} of writer {writer} and all later ones were removed")]
     ChainTruncated {
-        /// Its writer.
+        /// The process whose chain had it.
         writer: Uuid,
-        /// Its number.
+        /// The place in the chain, from 1.
         number: i64,
     },
 }

@@ -11,7 +11,8 @@ use codelia_policy::{FlagNumbers, FlagRef};
 
 use crate::{Error, Store};
 
-/// What happened under flags since the last flush. Nothing is written for a single session or run.
+/// Counts what happened under flags since the last flush. Nothing is written for a single session
+/// or run.
 #[derive(Debug, Default)]
 pub struct FlagTally(Mutex<BTreeMap<FlagRef, FlagNumbers>>);
 

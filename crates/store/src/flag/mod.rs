@@ -21,7 +21,7 @@ const MAX_REVISIONS: i64 = 1000;
 /// A revision of a flag.
 #[derive(Debug, Clone)]
 pub struct Flag {
-    /// The id.
+    /// The name, by which operators and rules refer to the flag.
     pub id: FlagId,
     /// The revision, from 1.
     pub revision: i64,
@@ -37,7 +37,7 @@ pub struct Flag {
     pub key: Option<KeyId>,
     /// When.
     pub created_at: OffsetDateTime,
-    /// What happened under it.
+    /// Counts of what happened under it.
     pub numbers: FlagNumbers,
 }
 

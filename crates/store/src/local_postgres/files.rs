@@ -90,7 +90,7 @@ impl Files {
         self.dir.join("run")
     }
 
-    /// What the server prints.
+    /// The file with the output of the server.
     pub(super) fn log(&self) -> PathBuf {
         self.dir.join("log")
     }

@@ -48,7 +48,7 @@ pub enum LocalPostgresError {
          or set CODELIA_DATABASE_URL"
     )]
     SharedUser {
-        /// The id.
+        /// The id that they share.
         uid: u32,
     },
     /// The server could not find out who connects to it.
@@ -62,7 +62,7 @@ pub enum LocalPostgresError {
     WrongOwner {
         /// The directory.
         path: PathBuf,
-        /// Its owner.
+        /// The user id that the directory has.
         owner: u32,
         /// The server's user.
         expected: u32,
@@ -92,19 +92,19 @@ pub enum LocalPostgresError {
     /// The server exited or did not answer in time.
     #[error("PostgreSQL did not start: see {}", .log.display())]
     NotStarted {
-        /// Its log.
+        /// The file with the output of the server.
         log: PathBuf,
     },
     /// The server did not exit in time.
     #[error("PostgreSQL (pid {pid}) did not stop within {}s", STOP_TIMEOUT.as_secs())]
     NotStopped {
-        /// Its process id.
+        /// The process that still runs.
         pid: i32,
     },
     /// A database could not be created.
     #[error("cannot create database {name}")]
     Database {
-        /// Its name.
+        /// The database that was to exist.
         name: String,
         /// Why.
         source: sqlx::Error,

@@ -90,7 +90,7 @@ pub enum OutputLocation {
     S3 {
         /// The bucket.
         bucket: String,
-        /// What the names of all objects begin with; may be empty.
+        /// The start of the names of all objects; may be empty.
         prefix: String,
     },
 }

@@ -17,7 +17,7 @@ pub enum ObjectProblem {
     /// The process has no store.
     #[error("this process has output.store = postgres: set it as the workers do and restart")]
     NotConfigured,
-    /// It took too long. The same call may succeed later.
+    /// The call took too long. The same call may succeed later.
     #[error("timed out")]
     Timeout,
     /// The disk or the server failed. The same call may succeed later.

@@ -109,7 +109,7 @@ impl From<PgConnectOptions> for DatabaseUrl {
     }
 }
 
-/// What is between this process and the server.
+/// The part between this process and the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooler {
@@ -127,7 +127,7 @@ pub(crate) struct Pools {
     pub(crate) runs: Pool,
     /// Lists, and other reads of many rows for callers.
     pub(crate) reads: Pool,
-    /// Sweeps and purges.
+    /// Upkeep: ends what is overdue and deletes what is old.
     pub(crate) upkeep: Pool,
     /// How to open a connection that belongs to no pool.
     pub(crate) connect: PgConnectOptions,
@@ -239,8 +239,8 @@ impl Settings {
         }
     }
 
-    /// What each transaction must begin with; `None` if the connection holds the settings. It also
-    /// removes the prepared statements of the transaction that used the server connection before.
+    /// The start of each transaction; `None` if the connection holds the settings. It also removes
+    /// the prepared statements of the transaction that used the server connection before.
     pub(crate) fn begin(self) -> Option<String> {
         let set = |(name, value)| format!("SET LOCAL {name} = {value};");
         (self.pooler == Pooler::Transaction)

@@ -19,10 +19,10 @@ use super::recent::RecentConnections;
 #[derive(Debug, Clone)]
 pub(crate) struct Pool {
     connections: PgPool,
-    /// Those that were used a moment ago.
+    /// Connections that were used a moment ago.
     recent: Arc<RecentConnections>,
-    /// What every transaction begins with, if server connections change between transactions. Then
-    /// each statement needs a transaction: sqlx prepares and executes it in separate messages.
+    /// The start of every transaction, if server connections change between transactions. Then each
+    /// statement needs a transaction: sqlx prepares and executes it in separate messages.
     begin: Option<Arc<str>>,
 }
 

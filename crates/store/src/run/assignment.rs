@@ -30,11 +30,11 @@ const MAX_QUEUED_PER_SESSION: i64 = 256;
 /// A run that is assigned to a worker.
 #[derive(Debug, Clone)]
 pub struct AssignedRun {
-    /// The id.
+    /// Identifies the run in every report about it.
     pub id: RunId,
-    /// The session.
+    /// The session to run in.
     pub session: SessionId,
-    /// The tenant.
+    /// The tenant that owns both.
     pub tenant: TenantId,
     /// The spec as it was admitted.
     pub spec: RunSpec,
@@ -49,7 +49,7 @@ pub struct AssignedRun {
     pub cancel_requested: bool,
     /// From SIGTERM to SIGKILL if it is canceled; `None` takes the worker's setting.
     pub cancel_grace: Option<Duration>,
-    /// Its secret variables.
+    /// The encrypted secret variables of the command.
     pub secret_env: Option<SealedEnv>,
     /// The span of the call that started it.
     pub traceparent: Option<String>,
@@ -60,12 +60,12 @@ pub struct AssignedRun {
 pub enum HeldSessions<'a> {
     /// All of them.
     All,
-    /// Those of these that it holds.
+    /// Of these sessions, the ones that it holds.
     Among(&'a [SessionId]),
 }
 
 impl AssignedRun {
-    /// Its names.
+    /// The names of the run and of what it belongs to.
     #[must_use]
     pub fn names(&self) -> RunRef<'_> {
         RunRef { id: self.id, session: self.session, tenant: &self.tenant }
@@ -242,7 +242,7 @@ impl Store {
         Ok(stored.with(result.clone()))
     }
 
-    /// What the audit records: the events, and the end of the run.
+    /// The events of a commit: those of the worker, and the end of the run.
     fn audit_events(
         &self,
         run: RunRef<'_>,

@@ -91,8 +91,8 @@ impl Store {
         word.map(|word| parse_state(&word)).transpose()
     }
 
-    /// What is to become of the changes that a transactional run prepared under a lease. `None` if
-    /// the run has not ended.
+    /// Returns the fate of the changes that a transactional run prepared under a lease. `None` if the
+    /// run has not ended.
     pub async fn run_changes_state_any_tenant(
         &self,
         id: RunId,

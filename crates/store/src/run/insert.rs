@@ -29,11 +29,11 @@ const MAX_GROUP_SECRET_ENV: usize = 4096;
 /// A run to insert.
 #[derive(Debug)]
 pub struct NewRun<'a> {
-    /// The id.
+    /// Identifies the run; the caller chooses it.
     pub id: RunId,
-    /// The session.
+    /// The session to run in.
     pub session: SessionId,
-    /// The tenant.
+    /// The tenant that owns both and whose quotas count it.
     pub tenant: &'a TenantId,
     /// The spec as it was admitted.
     pub spec: &'a RunSpec,
@@ -45,7 +45,7 @@ pub struct NewRun<'a> {
     pub queue_timeout: Duration,
     /// Idempotency key and hash of the request.
     pub idempotency: Option<(&'a str, &'a [u8])>,
-    /// Its secret variables. The store keeps them until the run ends.
+    /// The secret variables, which the store keeps until the run ends.
     pub secret_env: Option<&'a SealedEnv>,
     /// Whether to count the tenant's runs. Without it only the session and the key are checked: the
     /// caller knows that the tenant is far from its quotas.
@@ -55,11 +55,11 @@ pub struct NewRun<'a> {
     /// The version of the key, if this call has not looked it up: the run is inserted only if
     /// nothing about the key has changed.
     pub key_version: Option<KeyVersion>,
-    /// The same key, if the run may request approvals.
+    /// As `key`, if the run may request approvals.
     pub requested_by: Option<KeyId>,
     /// The span of the call that starts it, if traces are exported.
     pub traceparent: Option<&'a str>,
-    /// What it needs before it may start. It is held until then.
+    /// The approval that it needs before it may start. The run is held until then.
     pub approval: Option<&'a NewApproval>,
 }
 
@@ -68,7 +68,7 @@ pub struct NewRun<'a> {
 pub struct ActiveRuns {
     /// All.
     pub active: i64,
-    /// Those that are queued.
+    /// Of these, the runs that are queued.
     pub queued: i64,
 }
 
@@ -78,7 +78,7 @@ pub enum RunAdmission {
     /// The run was inserted: held if it needs an approval, else assigned to the live holder of its
     /// session if there is one, else queued.
     Recorded {
-        /// The run.
+        /// The run as it was stored.
         run: Box<Run>,
         /// The incarnation of the worker that it is assigned to.
         incarnation: Option<Incarnation>,
@@ -226,23 +226,23 @@ impl Store {
     }
 }
 
-/// What is known of an idempotency key.
+/// The state of an idempotency key.
 enum KeyState {
     /// The key is new, or the request has none.
     Unknown,
     /// The answer to its earlier use.
     Used(RunAdmission),
-    /// Its run was removed by retention, and now the key, too.
+    /// Retention removed the run of the key, and now the key, too.
     Freed,
 }
 
 /// The answer to one attempt to insert a run.
 enum Insertion {
-    /// It was inserted.
+    /// The run was inserted.
     Recorded(RunAdmission),
-    /// Its spec refers to settings that are not stored for long enough.
+    /// The spec refers to settings that are not stored for long enough.
     SettingsMissing,
-    /// It was refused, unless its key was used before.
+    /// The run was refused, unless its key was used before.
     Refused(RunAdmission),
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct InsertCall {
     pub(super) event: EventBody,
 }
 
-/// What the database knows of a run that it inserted for a worker.
+/// The values that the database chose for a run that it inserted for a worker.
 #[derive(Debug)]
 pub(crate) struct InsertedRun {
     pub(super) created_at: OffsetDateTime,

@@ -68,17 +68,17 @@ pub(super) use select_runs;
 /// A run. `Spec` is what is known of its spec.
 #[derive(Debug, Clone)]
 pub struct Run<Spec = RunSpec> {
-    /// The id.
+    /// Identifies the run; begins with the time of its insert.
     pub id: RunId,
-    /// The session.
+    /// The session that it runs in.
     pub session: SessionId,
-    /// The tenant.
+    /// The tenant that owns it.
     pub tenant: TenantId,
     /// The spec as it was admitted.
     pub spec: Spec,
     /// Free-form labels.
     pub labels: BTreeMap<String, String>,
-    /// The state.
+    /// How far it has come.
     pub state: RunState,
     /// The approval that it waits for.
     pub approval: Option<ApprovalId>,
@@ -96,7 +96,7 @@ pub struct Run<Spec = RunSpec> {
     pub worker_address: Option<String>,
     /// When it was inserted.
     pub created_at: OffsetDateTime,
-    /// Its end.
+    /// The result and times, once it has ended.
     pub end: Option<EndedRun>,
 }
 
@@ -105,9 +105,9 @@ words! {
     RunState {
         /// No worker has started it. It waits for a worker, or for an approval.
         Queued = "queued",
-        /// Its worker may have started it.
+        /// The worker may have started it.
         Running = "running",
-        /// It has an outcome.
+        /// The run has an outcome.
         Ended = "ended",
     }
 }
@@ -123,16 +123,16 @@ pub(super) fn parse_state(word: &str) -> Result<RunState, Error> {
 /// A run, with the names of what it belongs to.
 #[derive(Debug, Clone, Copy)]
 pub struct RunRef<'a> {
-    /// The id.
+    /// The run itself.
     pub id: RunId,
-    /// The session.
+    /// The session that it runs in.
     pub session: SessionId,
-    /// The tenant.
+    /// The tenant that owns both.
     pub tenant: &'a TenantId,
 }
 
 impl<Spec> Run<Spec> {
-    /// Its result, if it has ended.
+    /// The result, if the run has ended.
     #[must_use]
     pub fn result(&self) -> Option<&RunResult> {
         self.end.as_ref().map(|end| &end.result)

@@ -10,9 +10,9 @@ use crate::{Error, ScopeRef, Store, id_time::first_id};
 /// An ended run as it was admitted.
 #[derive(Debug, Clone)]
 pub struct RecordedRun {
-    /// The id.
+    /// Identifies the run, and is the cursor of the list.
     pub id: RunId,
-    /// The session.
+    /// The session that it ran in.
     pub session: SessionId,
     /// When it was created.
     pub created_at: OffsetDateTime,

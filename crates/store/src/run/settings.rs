@@ -24,7 +24,7 @@ const MILLIS_PER_DAY: u128 = 24 * 3600 * 1000;
 /// SHA-256 of settings.
 type Hash = [u8; 32];
 
-/// What a process knows about settings that it has seen.
+/// The knowledge of a process about settings that it has seen.
 #[derive(Debug, Clone, Copy)]
 enum Known {
     /// A run has them in its own row.

@@ -13,7 +13,7 @@ const MAX_ARGV: usize = 1024;
 /// a short message if it was refused.
 pub type RunSummary = Run<SpecSummary>;
 
-/// What listings show of a spec. Stored with the run, because a spec may be large.
+/// The part of a spec that listings show. Stored with the run, because a spec may be large.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpecSummary {
     /// The mode to execute it in.

@@ -19,9 +19,9 @@ use crate::{
 /// A session to create.
 #[derive(Debug)]
 pub struct NewSession<'a> {
-    /// The id.
+    /// Identifies the session; the caller chooses it.
     pub id: SessionId,
-    /// The tenant.
+    /// The tenant that owns it and whose quota counts it.
     pub tenant: &'a TenantId,
     /// The key that creates it.
     pub key: KeyId,
@@ -49,7 +49,7 @@ pub struct NewSession<'a> {
 pub enum SessionCreated {
     /// The session was created.
     New {
-        /// The session.
+        /// The session as it was stored.
         session: Box<Session>,
         /// The tenant's other open sessions, if they were counted.
         open: Option<i64>,

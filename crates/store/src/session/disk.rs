@@ -16,27 +16,27 @@ use crate::{Error, EventBody, EventKind, EventSubject, Store, row};
 /// The shares of a limit, in percent, that are recorded as events.
 const LEVELS: [i16; 2] = [80, 100];
 
-/// What the files of one held session use.
+/// A measurement of the files of one held session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskReport {
-    /// The session.
+    /// The session that was measured.
     pub session: SessionId,
     /// The epoch under which the worker holds it.
     pub epoch: LeaseEpoch,
-    /// What limits its files.
+    /// The mechanism that limits its files.
     pub mechanism: DiskMechanism,
-    /// What its files use.
+    /// The bytes and inodes of its files.
     pub usage: DiskUsage,
     /// Their limits.
     pub limits: DiskLimits,
 }
 
-/// What all files of a tenant use.
+/// The use of all files of a tenant, and its quota.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantDisk {
-    /// The tenant.
+    /// The tenant whose sessions were added up.
     pub tenant: TenantId,
-    /// What the files of its sessions use, on all workers.
+    /// Bytes of the files of its sessions, on all workers.
     pub used: u64,
     /// The quota.
     pub quota: u64,
@@ -50,7 +50,7 @@ impl TenantDisk {
     }
 }
 
-/// What [`Store::session_disk_report`] stored.
+/// The result of [`Store::session_disk_report`].
 #[derive(Debug, Clone, Default)]
 pub struct DiskReported {
     /// The sessions whose usage is stored. Others are not held, or are to be reported again.

@@ -6,12 +6,12 @@ use sqlx::types::Json;
 
 use crate::{Error, Store};
 
-/// What has changed for a session since it was created.
+/// Changes of the network of a session since it was created.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SessionNetwork {
-    /// The session.
+    /// The session whose runs are concerned.
     pub session: SessionId,
-    /// Its present network policy, if it was changed.
+    /// The present network policy of the session, if it was changed.
     pub network: Option<NetworkPolicy>,
     /// The version of its tenant's policy, if the tenant ever had one.
     pub tenant_version: Option<i64>,

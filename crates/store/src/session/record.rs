@@ -94,10 +94,10 @@ pub struct SessionSpec {
     pub network: Option<NetworkMode>,
     /// The policy of its runs. A run's own policy can only tighten it.
     pub policy: Policy,
-    /// What mode flags decided about it.
+    /// Decisions of mode flags about it.
     #[serde(default, skip_serializing_if = "SessionFlags::is_empty")]
     pub flags: SessionFlags,
-    /// What the policies of its project and user decided about it.
+    /// Decisions of the policies of its project and user about it.
     #[serde(default, skip_serializing_if = "SessionScopes::is_empty")]
     pub scopes: SessionScopes,
     /// The profile that it was created with. Its policy is part of `policy`.
@@ -108,9 +108,9 @@ pub struct SessionSpec {
 /// A session.
 #[derive(Debug, Clone)]
 pub struct Session {
-    /// The id.
+    /// Identifies the session and its directory.
     pub id: SessionId,
-    /// The tenant.
+    /// The tenant that owns it.
     pub tenant: TenantId,
     /// The key that created it.
     pub created_by: Option<KeyId>,
@@ -122,7 +122,7 @@ pub struct Session {
     pub network: Option<NetworkPolicy>,
     /// Free-form labels.
     pub labels: BTreeMap<String, String>,
-    /// The state.
+    /// Whether it takes runs.
     pub state: SessionState,
     /// Why it ended.
     pub end_reason: Option<SessionEndReason>,
@@ -144,7 +144,7 @@ pub struct Session {
     pub holder_address: Option<String>,
     /// Why it takes no runs and no changes of its files.
     pub quarantine: Option<SessionQuarantine>,
-    /// What its files use, once they were measured.
+    /// The use of its files, once they were measured.
     pub disk: Option<SessionDisk>,
 }
 
@@ -159,12 +159,12 @@ pub struct SessionQuarantine {
     pub at: OffsetDateTime,
 }
 
-/// What the files of a session used when they were last measured.
+/// The last measurement of the files of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionDisk {
-    /// What they used.
+    /// Bytes and inodes.
     pub usage: DiskUsage,
-    /// What limits them.
+    /// The mechanism that limits them.
     pub mechanism: DiskMechanism,
     /// When they were measured.
     pub measured_at: OffsetDateTime,
@@ -173,9 +173,9 @@ pub struct SessionDisk {
 words! {
     /// The state of a session.
     SessionState {
-        /// It accepts runs.
+        /// The session accepts runs.
         Open = "open",
-        /// It accepts no runs. Its directory is or will be removed.
+        /// The session accepts no runs. Its directory is or will be removed.
         Ended = "ended",
     }
 }
@@ -185,11 +185,11 @@ words! {
     SessionEndReason {
         /// A caller closed it.
         Closed = "closed",
-        /// It reached its expiry time.
+        /// The expiry time came.
         Expired = "expired",
-        /// It was idle for too long.
+        /// The session was idle for too long.
         Idle = "idle",
-        /// Its files were lost.
+        /// The files were lost.
         DataLost = "data_lost",
     }
 }

@@ -41,7 +41,7 @@ const MAX_PURGED_ROWS: i64 = 1000;
 /// Time between two looks at the partitions.
 const PARTITION_INTERVAL: Duration = Duration::from_secs(600);
 
-/// What a pass did, or, in a process that is not the owner, what it read.
+/// The work of a pass, or, in a process that is not the owner, what it read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UpkeepPass {
     /// Whether this process is the owner.
@@ -107,11 +107,11 @@ pub struct Upkeep {
     holder: Uuid,
     purge: Purge,
     partitions_at: Option<Instant>,
-    /// What the last pass counted, to be stored with the next renewal.
+    /// The count of the last pass, to be stored with the next renewal.
     queue: Option<Queue>,
     /// Whether the clock was set back and sessions may wait for a time that has become far.
     is_set_back: bool,
-    /// What the last pass found, for the loop that removes objects.
+    /// The finding of the last pass, for the loop that removes objects.
     is_owner: Arc<AtomicBool>,
 }
 

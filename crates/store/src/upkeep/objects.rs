@@ -127,8 +127,8 @@ impl Store {
         Ok(false)
     }
 
-    /// Those of the objects that no row names. A worker writes an object before its row, but only
-    /// while the run is live; the end of a run and its last rows are one statement.
+    /// Filters objects for those that no row names. A worker writes an object before its row, but
+    /// only while the run is live; the end of a run and its last rows are one statement.
     async fn output_garbage_any_tenant(&self, names: &[String]) -> Result<Vec<String>, Error> {
         let parsed = names.iter().filter_map(|name| Some((name, name.parse::<ObjectName>().ok()?)));
         let (names, parsed): (Vec<&String>, Vec<ObjectName>) = parsed.unzip();

@@ -48,7 +48,7 @@ pub struct Volume {
 /// A volume to create.
 #[derive(Debug, Clone, Copy)]
 pub struct NewVolume<'a> {
-    /// The tenant.
+    /// The tenant that will own it.
     pub tenant: &'a TenantId,
     /// The name within the tenant.
     pub name: &'a VolumeName,

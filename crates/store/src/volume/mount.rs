@@ -12,7 +12,7 @@ use crate::{Error, Store, row};
 pub struct SessionVolumes<'a> {
     /// The tenant of the session.
     pub tenant: &'a TenantId,
-    /// The session.
+    /// The session that is to mount them.
     pub session: SessionId,
     /// The project of the session.
     pub project: Option<&'a str>,
@@ -31,7 +31,7 @@ pub enum VolumesMounted {
     OtherProject {
         /// The volume.
         name: String,
-        /// Its project.
+        /// The project that it is for.
         project: String,
     },
     /// Another session writes to the volume.
@@ -50,9 +50,9 @@ pub enum VolumesMounted {
 /// A volume that a session mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountedVolume {
-    /// The id.
+    /// Names the directory of the volume.
     pub id: VolumeId,
-    /// The name.
+    /// The name by which the session asked for it.
     pub name: String,
     /// Whether the session writes to it.
     pub is_writer: bool,
