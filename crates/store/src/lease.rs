@@ -116,7 +116,10 @@ impl Store {
         sqlx::query!("DELETE FROM waiting_sessions WHERE session_id = $1", session.0)
             .execute(&mut *tx)
             .await?;
-        let (mut has_files, mut held, mut retried, mut lost) = (false, None, 0, 0);
+        let mut has_files = false;
+        let mut held = None;
+        let mut retried = 0;
+        let mut lost = 0;
         if acquired.lease_epoch > 1 {
             let orphans =
                 running_runs!("session_id = $1 AND state = 'running' FOR UPDATE", session.0)

@@ -80,9 +80,14 @@ impl Store {
     /// If the server does not accept a connection.
     pub async fn connect(options: Options) -> Result<Self, Error> {
         let pools = Pools::connect(options).await?;
-        let audit = Arc::new(AuditLog::unsigned());
-        let (inserts, commits) = (Arc::default(), Arc::default());
-        Ok(Self { pools, known_settings: Arc::default(), objects: None, audit, inserts, commits })
+        Ok(Self {
+            pools,
+            known_settings: Arc::default(),
+            objects: None,
+            audit: Arc::new(AuditLog::unsigned()),
+            inserts: Arc::default(),
+            commits: Arc::default(),
+        })
     }
 
     /// The pool and audit log for statements that serve several runs.

@@ -339,7 +339,8 @@ pub(crate) async fn register(
             .await?;
     let texts =
         |modes: &[Mode]| modes.iter().map(|mode| mode.as_str().to_owned()).collect::<Vec<_>>();
-    let (modes, watched_modes) = (texts(&worker.modes), texts(&worker.watched_modes));
+    let modes = texts(&worker.modes);
+    let watched_modes = texts(&worker.watched_modes);
     let row = sqlx::query!(
         r#"INSERT INTO workers (id, incarnation, root_id, address, modes, slots, version, state, lease_until, watched_modes)
                VALUES ($1, $2, $3, $4, $5, $6, $7, 'ready', now() + $8, $10)

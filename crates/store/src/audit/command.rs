@@ -99,7 +99,7 @@ fn redact(word: &str) -> String {
 mod tests {
     use super::*;
 
-    fn of(argv: &[&str]) -> String {
+    fn preview_of(argv: &[&str]) -> String {
         preview(&argv.iter().map(|&argument| argument.to_owned()).collect::<Vec<_>>())
     }
 
@@ -116,13 +116,13 @@ mod tests {
             &["echo", "ghp_hush-1"],
             &["sh", "-c", "echo 'sk-hush-1'"],
         ] {
-            let text = of(argv);
+            let text = preview_of(argv);
             assert!(!text.contains("hush"), "{text}");
             assert!(text.contains(REDACTED) && text.starts_with(argv[0]), "{text}");
         }
         // Control: other text is kept.
         assert_eq!(
-            of(&["git", "clone", "https://example.com/a@b"]),
+            preview_of(&["git", "clone", "https://example.com/a@b"]),
             "git clone https://example.com/a@b"
         );
     }
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn preview_has_at_most_100_characters() {
         let long = "é".repeat(200_000);
-        assert_eq!(of(&[&long]).chars().count(), PREVIEW);
-        assert_eq!(of(&["a"; 10_000]).len(), PREVIEW);
+        assert_eq!(preview_of(&[&long]).chars().count(), PREVIEW);
+        assert_eq!(preview_of(&["a"; 10_000]).len(), PREVIEW);
     }
 }

@@ -334,7 +334,8 @@ impl<F: Fn(&AuditReport) + Send> Check<'_, F> {
 /// Checks the MAC of an event, and returns the hash of its content if it fits.
 fn verify_row(keys: &AuditKeys, row: AuditRow, report: &mut AuditReport) -> Option<Hash> {
     report.events += 1;
-    let (writer, id) = (row.writer, row.id);
+    let writer = row.writer;
+    let id = row.id;
     let content = match row.split() {
         Ok((event, mac)) => {
             let content = event.content();

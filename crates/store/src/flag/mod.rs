@@ -163,8 +163,14 @@ impl Store {
             return Ok(None);
         }
         let last = last_revision(&mut tx, id).await?;
-        let (action, rule, key) = (FlagAction::Set, Some(rule), Some(key));
-        let change = Change { id, origin: last + 1, rule, action, reason, key };
+        let change = Change {
+            id,
+            origin: last + 1,
+            rule: Some(rule),
+            action: FlagAction::Set,
+            reason,
+            key: Some(key),
+        };
         let flag = add_revision(&self.audit, &mut tx, last, change).await?;
         tx.commit().await?;
         Ok(Some(flag))

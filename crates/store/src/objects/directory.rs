@@ -41,7 +41,8 @@ impl Directory {
         data: Bytes,
         permit: OwnedSemaphorePermit,
     ) -> Result<(), ObjectProblem> {
-        let (this, path) = (self.clone(), self.root.join(name));
+        let this = self.clone();
+        let path = self.root.join(name);
         blocking(permit, move || this.write(&path, &data)).await
     }
 

@@ -261,7 +261,8 @@ impl OutputRow {
             data: Vec::new(),
         };
         let Some(data) = self.data.take() else {
-            let (start, end) = (self.object_start(position), self.object_end());
+            let start = self.object_start(position);
+            let end = self.object_end();
             let range = usize::try_from(start - skip).ok().zip(usize::try_from(end - skip).ok());
             let part = range.and_then(|(start, end)| object.get(start..end));
             let part =

@@ -197,7 +197,8 @@ impl Sizes {
         if total < MIN_CONNECTIONS {
             return Err(Error::TooFewConnections { minimum: MIN_CONNECTIONS });
         }
-        let (reads, upkeep) = ((total / 4).max(1), (total / 8).max(1));
+        let reads = (total / 4).max(1);
+        let upkeep = (total / 8).max(1);
         Ok(Self { runs: total - reads - upkeep, reads, upkeep })
     }
 }

@@ -41,7 +41,8 @@ impl Retention {
         if let Some((key, _)) =
             times.into_iter().find(|(_, time)| !(MINIMUM..=MAXIMUM).contains(time))
         {
-            let (least, most) = (duration::text(MINIMUM), duration::text(MAXIMUM));
+            let least = duration::text(MINIMUM);
+            let most = duration::text(MAXIMUM);
             return Err(InvalidOption::new(key, format!("must be from {least} to {most}")));
         }
         let runs = format!("{}, as long as retention.runs", duration::text(self.runs));

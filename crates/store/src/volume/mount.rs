@@ -208,8 +208,10 @@ async fn first_refused(
         if let Some(project) = &volume.project
             && wanted.project != Some(project)
         {
-            let (name, project) = (volume.name.clone(), project.clone());
-            return Ok(Some(VolumesMounted::OtherProject { name, project }));
+            return Ok(Some(VolumesMounted::OtherProject {
+                name: volume.name.clone(),
+                project: project.clone(),
+            }));
         }
         match (placed, volume.root_id) {
             (Some(other), Some(root)) if other.root_id != Some(root) => {

@@ -3,10 +3,7 @@
 use codelia_store::{
     Cancellation, Error, NewRun, RunAdmission, RunFilter, RunState, SessionRef, Store,
 };
-use codelia_tests::{
-    eventually,
-    store_values::{exit, logical_run},
-};
+use codelia_tests::{eventually, store_values::exit};
 use codelia_types::{LeaseEpoch, LeaseToken, Outcome, RunId, SessionId};
 use futures::future::join_all;
 use sqlx::Connection;
