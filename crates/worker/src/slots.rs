@@ -4,12 +4,10 @@
 //! runs here, then to the tenant that was served longest ago; runs of one tenant are served in
 //! order of arrival. A tenant that is new here counts as if it had just been served.
 
-use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use codelia_types::{RunId, SessionId, TenantId};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// A queued run that waits for a slot in this worker.
@@ -21,18 +19,7 @@ pub(crate) struct WaitingRun {
 }
 
 /// The slots of this worker and the runs that wait for them.
-#[derive(Debug)]
-pub(crate) struct SlotQueue(Mutex<Slots<WaitingRun>>);
-
-impl SlotQueue {
-    pub(crate) fn new(capacity: usize, max_waiting: usize) -> Self {
-        Self(Mutex::new(Slots::new(capacity, max_waiting)))
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Slots<WaitingRun>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+pub(crate) type SlotQueue = Mutex<Slots<WaitingRun>>;
 
 /// The queue is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,12 +1,13 @@
 //! Builds the parts of a worker and connects them.
 
 use std::{
-    sync::{Arc, Mutex, atomic::AtomicBool},
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
 use codelia_store::{FlagTally, NewWorker, Retention, Store};
 use codelia_types::{ByteSize, Incarnation};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::{
@@ -31,7 +32,7 @@ use crate::{
     session::{
         acquire::SessionLeases, disk_report::DiskReporter, spare_maker::SpareMaker, table::Sessions,
     },
-    slots::SlotQueue,
+    slots::Slots,
     upkeep::Upkeep,
     workspace::{removal_backoff::RemovalBackoff, root::SessionRoot},
 };
@@ -82,7 +83,7 @@ impl Worker {
         let receipts = Arc::<Receipts>::default();
         let egress = Egress::new(options, store.clone());
         let core = core(options, store, backends, root, &receipts);
-        let slots = Arc::new(SlotQueue::new(settings.slots(), MAX_WAITING));
+        let slots = Arc::new(Mutex::new(Slots::new(settings.slots(), MAX_WAITING)));
         let space = Arc::new(Space::new(&options.root, settings.disk_reserve.map(ByteSize::bytes)));
         let flags = Arc::<FlagTally>::default();
         let canaries = Arc::new(CanaryResponder::new(core.clone(), escape.clone()));

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -10,6 +10,7 @@ use codelia_backends::UsageReader;
 use codelia_policy::{DiskLimits, Limit};
 use codelia_telemetry::DiskCause;
 use codelia_types::{DiskMechanism, DiskUsage};
+use parking_lot::Mutex;
 
 use super::{
     error::{DiskFull, NoRoom},

@@ -26,7 +26,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -35,6 +35,7 @@ use std::{
 use codelia_policy::{DiskLimits, Ids, Limit};
 use codelia_telemetry::DiskCause;
 use codelia_types::{DiskMechanism, DiskUsage, Mode, SessionId};
+use parking_lot::{Condvar, Mutex};
 use tokio::{runtime::Handle, sync::Notify, task::spawn_blocking};
 
 pub use self::choice::{DiskChoice, DiskError, DiskReport, check_disk};
@@ -110,7 +111,7 @@ impl Disk {
         if let Some(quota) = &quota {
             quota.set(&target, limits)?;
         }
-        self.lock().insert(session, Account::new(target, quota, limits));
+        self.accounts.lock().insert(session, Account::new(target, quota, limits));
         self.measure_briefly(session);
         self.usages_changed();
         self.changed.notify_one();
@@ -128,7 +129,7 @@ impl Disk {
             },
             Some(Err(_)) | None => None,
         };
-        match (found, self.lock().get_mut(&session)) {
+        match (found, self.accounts.lock().get_mut(&session)) {
             (Some(found), Some(account)) => {
                 account.measured(found, began.elapsed(), Instant::now())
             }
@@ -140,7 +141,7 @@ impl Disk {
 
     /// Forgets a session whose lease is given up or whose directory is removed.
     pub(crate) fn detach(&self, session: SessionId) {
-        let account = self.lock().remove(&session);
+        let account = self.accounts.lock().remove(&session);
         if let Some(account) = account {
             account.forget();
         }
@@ -150,7 +151,7 @@ impl Disk {
 
     /// Forgets all sessions.
     pub(crate) fn detach_all(&self) {
-        let accounts = std::mem::take(&mut *self.lock());
+        let accounts = std::mem::take(&mut *self.accounts.lock());
         accounts.into_values().for_each(Account::forget);
         self.usages_changed();
         self.ended.notify_all();
@@ -171,25 +172,26 @@ impl Disk {
         let known = |(id, account): (&SessionId, &Account)| {
             account.usage().map(|(usage, limits)| (*id, usage, limits))
         };
-        self.lock().iter().filter_map(known).collect()
+        self.accounts.lock().iter().filter_map(known).collect()
     }
 
     /// What limits a session that is held.
     pub(crate) fn mechanism_of(&self, session: SessionId) -> Option<DiskMechanism> {
-        self.lock().get(&session).map(Account::mechanism)
+        self.accounts.lock().get(&session).map(Account::mechanism)
     }
 
     /// Blocking. Refuses if this much more would exceed a limit of the session; else counts it
     /// until the next measurement.
     pub(crate) fn reserve(&self, session: SessionId, more: DiskUsage) -> Result<(), NoRoom> {
-        if self.lock().get(&session).is_some_and(|account| !account.is_measured()) {
+        if self.accounts.lock().get(&session).is_some_and(|account| !account.is_measured()) {
             self.await_measurement(session);
         }
         // A session that is not held any more: the call fails when it checks that.
-        let reserve =
-            || self.lock().get_mut(&session).map_or(Ok(()), |account| account.reserve(more));
+        let reserve = || {
+            self.accounts.lock().get_mut(&session).map_or(Ok(()), |account| account.reserve(more))
+        };
         let Err(no_room) = reserve() else { return Ok(()) };
-        if !self.lock().get(&session).is_some_and(Account::is_stale) {
+        if !self.accounts.lock().get(&session).is_some_and(Account::is_stale) {
             return Err(no_room);
         }
         self.await_measurement(session);
@@ -198,21 +200,21 @@ impl Disk {
 
     /// Bytes that were reserved are in a file without a name, which no measurement finds.
     pub(crate) fn hold_unnamed(&self, session: SessionId, bytes: u64) {
-        if let Some(account) = self.lock().get_mut(&session) {
+        if let Some(account) = self.accounts.lock().get_mut(&session) {
             account.hold_unnamed(bytes);
         }
     }
 
     /// The file of these bytes has a name now, or is gone.
     pub(crate) fn release_unnamed(&self, session: SessionId, bytes: u64, has_name: bool) {
-        if let Some(account) = self.lock().get_mut(&session) {
+        if let Some(account) = self.accounts.lock().get_mut(&session) {
             account.release_unnamed(bytes, has_name);
         }
     }
 
     /// A file call has changed the session: what it uses is measured again.
     pub(crate) fn session_changed(&self, session: SessionId) {
-        if let Some(account) = self.lock().get_mut(&session) {
+        if let Some(account) = self.accounts.lock().get_mut(&session) {
             account.set_stale();
         }
         self.changed.notify_one();
@@ -225,7 +227,7 @@ impl Disk {
         session: SessionId,
         limits: DiskLimits,
     ) -> io::Result<WatchedRun> {
-        let (run, is_limited_by_kernel) = match self.lock().get_mut(&session) {
+        let (run, is_limited_by_kernel) = match self.accounts.lock().get_mut(&session) {
             Some(account) => {
                 let before = account.lowest_limits();
                 let run = account.add_run(limits);
@@ -245,18 +247,18 @@ impl Disk {
 
     /// Fails if the session exceeds a limit so far that no run may start in it.
     pub(crate) fn check_start(&self, session: SessionId) -> Result<(), DiskFull> {
-        self.lock().get(&session).and_then(Account::over_hard_limit).map_or(Ok(()), Err)
+        self.accounts.lock().get(&session).and_then(Account::over_hard_limit).map_or(Ok(()), Err)
     }
 
     /// Stops all runs of a session as `limit`, such as when its tenant has no room left.
     pub(crate) fn stop_runs(&self, session: SessionId, limit: Limit, cause: DiskCause) {
-        if let Some(account) = self.lock().get(&session) {
+        if let Some(account) = self.accounts.lock().get(&session) {
             account.stop_runs(limit, cause);
         }
     }
 
     fn end_run(self: &Arc<Self>, session: SessionId, run: &Arc<RunWatch>) {
-        let is_raised = match self.lock().get_mut(&session) {
+        let is_raised = match self.accounts.lock().get_mut(&session) {
             Some(account) => {
                 let before = account.lowest_limits();
                 account.remove_run(run);
@@ -278,12 +280,15 @@ impl Disk {
     /// Sets the limits of a session and its runs in the kernel.
     fn set_limits(&self, session: SessionId) -> io::Result<()> {
         let of_account = |account: &Account| (account.setting.clone(), account.quota.clone());
-        let Some((setting, Some(quota))) = self.lock().get(&session).map(of_account) else {
+        let Some((setting, Some(quota))) = self.accounts.lock().get(&session).map(of_account)
+        else {
             return Ok(());
         };
-        let _one_at_a_time = setting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = setting.lock();
         let current = |account: &Account| (account.target.clone(), account.lowest_limits());
-        let Some((target, limits)) = self.lock().get(&session).map(current) else { return Ok(()) };
+        let Some((target, limits)) = self.accounts.lock().get(&session).map(current) else {
+            return Ok(());
+        };
         quota.set(&target, limits)
     }
 
@@ -291,18 +296,15 @@ impl Disk {
     /// may have the rights of the session's user.
     fn await_measurement(&self, session: SessionId) {
         let deadline = Instant::now() + CALL_MEASURE_TIMEOUT;
-        let mut accounts = self.lock();
+        let mut accounts = self.accounts.lock();
         let Some(wanted) = accounts.get_mut(&session).map(Account::request_measurement) else {
             return;
         };
         self.changed.notify_one();
         while accounts.get(&session).is_some_and(|account| !account.has_measured(wanted)) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if self.ended.wait_until(&mut accounts, deadline).timed_out() {
                 return;
             }
-            let waited = self.ended.wait_timeout(accounts, left);
-            accounts = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -310,7 +312,7 @@ impl Disk {
     /// first.
     fn due(&self, max: usize, free_bytes: u64) -> Vec<SessionId> {
         let now = Instant::now();
-        let mut accounts = self.lock();
+        let mut accounts = self.accounts.lock();
         let mut due: Vec<_> = accounts
             .iter_mut()
             .filter_map(|(id, account)| {
@@ -327,23 +329,23 @@ impl Disk {
     /// How long until a measurement is due; `None` if nothing needs one.
     fn next_due(&self) -> Option<Duration> {
         let now = Instant::now();
-        let next = self.lock().values().filter_map(|account| account.due_at(now)).min()?;
+        let next = self.accounts.lock().values().filter_map(|account| account.due_at(now)).min()?;
         Some(next.saturating_duration_since(now))
     }
 
     /// Whether there are runs that only this worker can stop.
     fn has_scanned_runs(&self) -> bool {
-        self.lock().values().any(|account| account.quota.is_none() && account.has_runs())
+        self.accounts.lock().values().any(|account| account.quota.is_none() && account.has_runs())
     }
 
     /// Begins to measure a session; `None` if it is not held.
     fn begin(&self, session: SessionId, free_bytes: u64) -> Option<io::Result<Begun>> {
-        let beginning = self.lock().get_mut(&session)?.begin(free_bytes);
+        let beginning = self.accounts.lock().get_mut(&session)?.begin(free_bytes);
         Some(beginning.measure())
     }
 
     fn measured(&self, session: SessionId, found: Found, cost: Duration) {
-        if let Some(account) = self.lock().get_mut(&session) {
+        if let Some(account) = self.accounts.lock().get_mut(&session) {
             account.measured(found, cost, Instant::now());
         }
         self.usages_changed();
@@ -351,14 +353,10 @@ impl Disk {
     }
 
     fn failed(&self, session: SessionId, cost: Duration) {
-        if let Some(account) = self.lock().get_mut(&session) {
+        if let Some(account) = self.accounts.lock().get_mut(&session) {
             account.failed(cost, Instant::now());
         }
         self.ended.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Account>> {
-        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

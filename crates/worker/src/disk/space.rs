@@ -7,7 +7,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -16,6 +16,7 @@ use codelia_store::DiskSpace;
 use codelia_sys::fd::size_and_free;
 use codelia_telemetry::{DiskCause, DiskEffect, metrics};
 use codelia_types::{Reason, Refusal, SessionId};
+use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
 const MIB: u64 = 1024 * 1024;
@@ -53,7 +54,7 @@ impl Space {
         let DiskSpace { free, reserve, .. } = root_space(&self.root, self.reserve)?;
         let is_short = is_short(free, reserve, self.is_short());
         let space = DiskSpace { free, reserve, is_short };
-        *lock(&self.last) = Some(space);
+        *self.last.lock() = Some(space);
         self.is_short.store(is_short, Ordering::Relaxed);
         Ok(space)
     }
@@ -75,7 +76,7 @@ impl Space {
 
     /// Why no run may start now.
     pub(crate) fn refuse_run(&self) -> Option<Refusal> {
-        let space = lock(&self.last).filter(|space| space.is_short)?;
+        let space = self.last.lock().filter(|space| space.is_short)?;
         metrics().disk.limited(DiskCause::Reserve, DiskEffect::RunRefused);
         let (free, reserve) = (space.free / MIB, space.reserve / MIB);
         let message = format!(
@@ -87,7 +88,7 @@ impl Space {
 
     /// What keeps a session from writing files.
     pub(crate) fn obstacle(&self, session: SessionId) -> Option<DiskCause> {
-        match (self.is_short(), lock(&self.full).contains(&session)) {
+        match (self.is_short(), self.full.lock().contains(&session)) {
             (true, _) => Some(DiskCause::Reserve),
             (false, true) => Some(DiskCause::Tenant),
             (false, false) => None,
@@ -96,12 +97,8 @@ impl Space {
 
     /// Sets the sessions whose tenant has no room.
     pub(crate) fn set_full(&self, sessions: HashSet<SessionId>) {
-        *lock(&self.full) = sessions;
+        *self.full.lock() = sessions;
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The space of the file system with the root of sessions, or of what is above it if it does not

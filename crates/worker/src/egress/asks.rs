@@ -31,7 +31,7 @@ pub(super) async fn grants(store: &Store, subject: &Subject) -> Result<Vec<(Stri
 impl Egress {
     /// Has people decide about hosts, until the worker stops.
     pub(crate) async fn ask(self: Arc<Self>) {
-        let asked = self.asked.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let asked = self.asked.lock().take();
         let Some(mut asked) = asked else { return std::future::pending().await };
         let mut pending = HashMap::<ApprovalId, RunId>::new();
         loop {

@@ -18,7 +18,7 @@ mod updates;
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -31,6 +31,7 @@ use codelia_policy::NetworkPolicy;
 use codelia_store::{EventBody, EventKind, EventSubject, Store};
 use codelia_telemetry::metrics;
 use codelia_types::{RunId, WorkerId};
+use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc},
     time::timeout,
@@ -140,7 +141,7 @@ impl Egress {
 
     /// Starts the proxy if it does not run: a sandbox will need it soon.
     pub(crate) fn warm(&self) {
-        self.lock().is_wanted = true;
+        self.table.lock().is_wanted = true;
         self.changed.notify_one();
     }
 
@@ -189,7 +190,7 @@ impl Egress {
         for (host, port) in decided.grants {
             sandbox.decide(host, port, Decision::Always);
         }
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         table.sandboxes.insert(run, sandbox.clone());
         metrics().egress.sandboxes(table.sandboxes.len());
         drop(table);
@@ -207,7 +208,7 @@ impl Egress {
 
     /// A sandbox has changed: the proxy must learn of it.
     fn mark(&self, run: RunId) {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         table.is_wanted = true;
         table.changed.insert(run);
         drop(table);
@@ -215,15 +216,15 @@ impl Egress {
     }
 
     fn sandbox(&self, run: RunId) -> Option<Arc<Sandbox>> {
-        self.lock().sandboxes.get(&run).cloned()
+        self.table.lock().sandboxes.get(&run).cloned()
     }
 
     fn all(&self) -> Vec<Arc<Sandbox>> {
-        self.lock().sandboxes.values().cloned().collect()
+        self.table.lock().sandboxes.values().cloned().collect()
     }
 
     fn remove(&self, run: RunId) {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         table.sandboxes.remove(&run);
         metrics().egress.sandboxes(table.sandboxes.len());
         drop(table);
@@ -239,17 +240,13 @@ impl Egress {
             tracing::warn!(%error, "cannot record the restart of the egress proxy");
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl OpenSandbox {
     /// Closes the sandbox and waits for its last records. Call it when its processes are dead.
     pub(crate) async fn close(self) -> NetworkRecord {
         self.sandbox.begin_close();
-        if self.egress.lock().is_serving {
+        if self.egress.table.lock().is_serving {
             self.egress.mark(self.sandbox.subject.run);
             if timeout(CLOSE_TIMEOUT, self.sandbox.closed.cancelled()).await.is_err() {
                 tracing::warn!(run = %self.sandbox.subject.run, "egress proxy did not close a sandbox in time");

@@ -1,9 +1,6 @@
 //! A sandbox that the egress proxy serves: its sockets, its rules and what it did.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use codelia_backends::EgressSockets;
 use codelia_egress::control::{
@@ -11,6 +8,7 @@ use codelia_egress::control::{
 };
 use codelia_policy::EgressRules;
 use codelia_types::{RunId, SessionId, TenantId};
+use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
@@ -111,7 +109,7 @@ impl Sandbox {
     /// not know the sandbox and need not.
     pub(super) fn messages(&self, sent: Option<Sent>) -> (Vec<Message>, Option<Sent>) {
         let sandbox = self.subject.run;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let mut messages = Vec::new();
         let mut now = match sent {
             Some(sent) => sent,
@@ -146,7 +144,7 @@ impl Sandbox {
 
     /// Replaces the rules. Returns whether they changed.
     pub(super) fn set_rules(&self, rules: EgressRules) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let is_new = state.rules != rules;
         if is_new {
             state.rules = rules;
@@ -156,7 +154,7 @@ impl Sandbox {
     }
 
     pub(super) fn decide(&self, host: String, port: u16, decision: Decision) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.decisions.len().max(state.lasting.len()) >= MAX_DECISIONS {
             return tracing::warn!(run = %self.subject.run, "too many decisions about hosts, one is dropped");
         }
@@ -169,23 +167,23 @@ impl Sandbox {
     /// A socket stands for a name now.
     pub(super) fn assign(&self, assigned: Assigned) {
         if assigned.socket < TARGET_SOCKETS {
-            self.lock().assigned.insert(assigned.socket, assigned);
+            self.state.lock().assigned.insert(assigned.socket, assigned);
         }
     }
 
     pub(super) fn record(&self, connection: Connection) {
-        self.lock().records.add(connection);
+        self.state.lock().records.add(connection);
     }
 
     /// The proxy has closed it.
     pub(super) fn closed(&self, totals: Totals) {
-        self.lock().records.closed(totals);
+        self.state.lock().records.closed(totals);
         self.closed.cancel();
     }
 
     /// The proxy has died.
     pub(super) fn proxy_ended(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.records.proxy_ended();
         if state.is_closing {
             self.closed.cancel();
@@ -193,15 +191,11 @@ impl Sandbox {
     }
 
     pub(super) fn begin_close(&self) {
-        self.lock().is_closing = true;
+        self.state.lock().is_closing = true;
     }
 
     pub(super) fn take_record(&self) -> NetworkRecord {
-        std::mem::take(&mut self.lock().records).finish()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        std::mem::take(&mut self.state.lock().records).finish()
     }
 }
 
@@ -290,7 +284,11 @@ mod tests {
         );
         sandbox.proxy_ended();
         assert_eq!(kinds(&sandbox, None).0, ["open with names", "decide"]);
-        assert_eq!(sandbox.lock().assigned.len(), 1, "a socket that does not exist is ignored");
+        assert_eq!(
+            sandbox.state.lock().assigned.len(),
+            1,
+            "a socket that does not exist is ignored"
+        );
     }
 
     #[tokio::test]

@@ -74,7 +74,7 @@ impl Egress {
     }
 
     async fn wanted(&self) {
-        while !self.lock().is_wanted {
+        while !self.table.lock().is_wanted {
             self.changed.notified().await;
         }
     }
@@ -114,14 +114,14 @@ impl Egress {
     }
 
     fn proxy_started(&self) {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         table.is_serving = true;
         let all: Vec<RunId> = table.sandboxes.keys().copied().collect();
         table.changed.extend(all);
     }
 
     fn proxy_ended(&self) {
-        self.lock().is_serving = false;
+        self.table.lock().is_serving = false;
         metrics().egress.connections(0);
         self.all().iter().for_each(|sandbox| sandbox.proxy_ended());
     }
@@ -130,7 +130,7 @@ impl Egress {
     async fn send(&self, control: &Control) -> Ended {
         let mut sent = HashMap::<RunId, Sent>::new();
         loop {
-            let changed = std::mem::take(&mut self.lock().changed);
+            let changed = std::mem::take(&mut self.table.lock().changed);
             for run in changed {
                 if let Err(error) = self.bring_up_to_date(control, run, &mut sent).await {
                     return error.into();

@@ -1,13 +1,11 @@
 //! The network policies of tenants, one version of each, so that a version is read once.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use codelia_policy::NetworkPolicy;
 use codelia_store::{Error, SessionNetwork, Store};
 use codelia_types::TenantId;
+use parking_lot::Mutex;
 
 use super::rules::Lists;
 
@@ -40,7 +38,7 @@ impl Tenants {
     }
 
     fn known(&self, tenant: &TenantId, version: i64) -> Option<Arc<NetworkPolicy>> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.lock();
         known.get(tenant).filter(|(of, _)| *of == version).map(|(_, network)| network.clone())
     }
 
@@ -50,7 +48,7 @@ impl Tenants {
         version: i64,
         network: NetworkPolicy,
     ) -> Arc<NetworkPolicy> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         if known.len() >= MAX_ENTRIES {
             known.clear();
         }

@@ -1,10 +1,9 @@
 //! Limits open file calls: each holds descriptors and some hold memory, and no tenant may hold them
 //! all.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
 
 const MAX_CALLS: usize = 256;
 const MAX_CALLS_PER_TENANT: usize = 64;
@@ -41,7 +40,7 @@ pub(crate) struct MemoryPermit<'a> {
 impl CallLimiter {
     /// Permission for one more call; `None` if there are too many.
     pub(crate) fn try_acquire(self: &Arc<Self>, tenant: &str) -> Option<CallPermit> {
-        let mut by_tenant = self.lock();
+        let mut by_tenant = self.by_tenant.lock();
         let all: usize = by_tenant.values().map(|held| held.calls).sum();
         if all >= MAX_CALLS
             || by_tenant.get(tenant).is_some_and(|own| own.calls >= MAX_CALLS_PER_TENANT)
@@ -51,16 +50,12 @@ impl CallLimiter {
         by_tenant.entry(tenant.to_owned()).or_default().calls += 1;
         Some(CallPermit { limiter: self.clone(), tenant: tenant.to_owned() })
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Held>> {
-        self.by_tenant.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl CallPermit {
     /// Permission to hold this much memory; `None` if other calls hold too much.
     pub(crate) fn try_reserve(&self, bytes: usize) -> Option<MemoryPermit<'_>> {
-        let mut by_tenant = self.limiter.lock();
+        let mut by_tenant = self.limiter.by_tenant.lock();
         let all: usize = by_tenant.values().map(|held| held.bytes).sum();
         let own = by_tenant.get_mut(&self.tenant)?;
         if all.saturating_add(bytes) > MAX_BYTES
@@ -75,7 +70,7 @@ impl CallPermit {
 
 impl Drop for MemoryPermit<'_> {
     fn drop(&mut self) {
-        if let Some(own) = self.call.limiter.lock().get_mut(&self.call.tenant) {
+        if let Some(own) = self.call.limiter.by_tenant.lock().get_mut(&self.call.tenant) {
             own.bytes -= self.bytes;
         }
     }
@@ -83,7 +78,7 @@ impl Drop for MemoryPermit<'_> {
 
 impl Drop for CallPermit {
     fn drop(&mut self) {
-        let mut by_tenant = self.limiter.lock();
+        let mut by_tenant = self.limiter.by_tenant.lock();
         match by_tenant.get_mut(&self.tenant) {
             Some(own) if own.calls > 1 => own.calls -= 1,
             _ => drop(by_tenant.remove(&self.tenant)),
@@ -104,7 +99,7 @@ mod tests {
         assert!(other.is_some());
         drop((held, other));
         assert!(limiter.try_acquire("greedy").is_some());
-        assert!(limiter.lock().is_empty());
+        assert!(limiter.by_tenant.lock().is_empty());
         let many = (0..).map_while(|n: usize| limiter.try_acquire(&(n / 50).to_string()));
         let held: Vec<CallPermit> = many.collect();
         assert_eq!(held.len(), MAX_CALLS);
@@ -124,6 +119,6 @@ mod tests {
         assert!(calls[4].try_reserve(MAX_BYTES_PER_TENANT).is_some());
         drop(others);
         drop(calls);
-        assert!(limiter.lock().is_empty());
+        assert!(limiter.by_tenant.lock().is_empty());
     }
 }

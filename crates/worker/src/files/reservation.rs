@@ -1,9 +1,10 @@
 //! What a file call reserves of its session's disk limits while it writes.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use codelia_telemetry::{DiskCause, DiskEffect, metrics};
 use codelia_types::{DiskUsage, SessionId};
+use parking_lot::Mutex;
 
 use super::error::FileError;
 use crate::disk::Disk;
@@ -35,7 +36,7 @@ impl Reservation {
 
     /// Blocking. Takes what is about to be written.
     pub(crate) fn take(&self, wanted: DiskUsage) -> Result<(), FileError> {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = self.left.lock();
         let bytes = wanted.bytes.saturating_sub(left.bytes);
         let inodes = wanted.inodes.saturating_sub(left.inodes);
         if bytes > 0 || inodes > 0 {

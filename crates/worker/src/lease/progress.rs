@@ -4,11 +4,9 @@
 //! it ends leases, and the keeper registers again by itself. Only a keeper that is stuck needs a
 //! restart.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::lease::worker_lease::LeaseTerm;
@@ -30,11 +28,11 @@ impl Progress {
     }
 
     pub(super) fn record(&self) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.last.lock() = Instant::now();
     }
 
     /// Whether the keeper has completed a step recently.
     pub(crate) fn is_recent(&self) -> bool {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < self.max_pause
+        self.last.lock().elapsed() < self.max_pause
     }
 }

@@ -1,7 +1,7 @@
 //! A run that is being executed: its state, input and output.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::AtomicBool},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -9,6 +9,7 @@ use bytes::Bytes;
 use codelia_backends::SandboxRemote;
 use codelia_store::AssignedRun;
 use codelia_types::{CommittedRun, LeaseToken, RunId, TerminalSize};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, timeout},
@@ -169,11 +170,11 @@ impl ActiveRun {
 
     /// The sender of its standard input, while that is open.
     pub(crate) fn stdin(&self) -> Option<mpsc::Sender<Bytes>> {
-        self.stdin.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.stdin.lock().clone()
     }
 
     pub(crate) fn close_stdin(&self) {
-        drop(self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.stdin.lock().take());
     }
 
     /// A caller that the run ends with attached.
@@ -208,7 +209,7 @@ impl ActiveRun {
     }
 
     fn owner(&self) -> MutexGuard<'_, Owner> {
-        self.owner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owner.lock()
     }
 }
 

@@ -2,13 +2,14 @@
 //! reads the store again.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use codelia_store::{AssignedRun, Error, HeldSessions, RunRef, SessionRef};
 use codelia_types::{Incarnation, RunId, SessionId, TenantId};
 use futures::{StreamExt, stream};
+use parking_lot::Mutex;
 use time::OffsetDateTime;
 
 use super::{
@@ -78,7 +79,7 @@ impl Poller {
     async fn list_assigned(&self, incarnation: Incarnation) -> Result<Vec<AssignedRun>, Error> {
         let (worker, began, now) =
             (self.core.lease.worker(), OffsetDateTime::now_utc(), Instant::now());
-        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *self.last.lock();
         let recent = |last: &LastPoll| {
             last.incarnation == incarnation
                 && now.duration_since(last.read_all) < READ_ALL_INTERVAL
@@ -99,7 +100,7 @@ impl Poller {
             None => (self.core.store.run_list_assigned(worker, incarnation).await?, now),
         };
         let last = LastPoll { incarnation, began, read_all };
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+        *self.last.lock() = Some(last);
         Ok(assigned)
     }
 

@@ -2,11 +2,12 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use codelia_types::{Incarnation, RunId, SessionId};
+use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
 
 use crate::{lease::worker_lease::WorkerLease, run::active::ActiveRun};
@@ -90,7 +91,7 @@ impl RunRegistry {
 
     /// What this incarnation knows of a run.
     pub(crate) fn status(&self, id: RunId, incarnation: Incarnation) -> RunStatus {
-        self.lock().status(id, incarnation)
+        self.table.lock().status(id, incarnation)
     }
 
     /// Claims a run, unless its status forbids that.
@@ -100,7 +101,7 @@ impl RunRegistry {
         incarnation: Incarnation,
         source: RunSource,
     ) -> Result<(), RunStatus> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         match table.status(id, incarnation) {
             RunStatus::Prior(prior) if !source.allows(prior) => Err(RunStatus::Prior(prior)),
             RunStatus::Unknown | RunStatus::Prior(_) => {
@@ -113,7 +114,7 @@ impl RunRegistry {
 
     /// A claimed run begins.
     pub(crate) fn activate(&self, run: Arc<ActiveRun>) {
-        let old = self.lock().entries.insert(run.id(), Entry::Active(run));
+        let old = self.table.lock().entries.insert(run.id(), Entry::Active(run));
         if !matches!(old, Some(Entry::Active(_))) {
             self.active.send_modify(|count| *count += 1);
         }
@@ -121,7 +122,7 @@ impl RunRegistry {
 
     /// A run is over.
     pub(crate) fn end(&self, run: &ActiveRun) {
-        let old = self.lock().retire(run.id(), PriorOutcome::Ended, run.lease.incarnation);
+        let old = self.table.lock().retire(run.id(), PriorOutcome::Ended, run.lease.incarnation);
         if matches!(old, Some(Entry::Active(_))) {
             self.active.send_modify(|count| *count = count.saturating_sub(1));
         }
@@ -129,12 +130,12 @@ impl RunRegistry {
 
     /// A run that did not begin was handed back.
     pub(crate) fn handed_back(&self, id: RunId, by: Incarnation) {
-        self.lock().retire(id, PriorOutcome::HandedBack, by);
+        self.table.lock().retire(id, PriorOutcome::HandedBack, by);
     }
 
     /// A claimed run is not ours, or that is unknown: the poll finds out.
     pub(crate) fn leave(&self, id: RunId, by: Incarnation) {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         if matches!(table.entries.get(&id), Some(Entry::Waiting)) {
             table.retire(id, PriorOutcome::Left, by);
         }
@@ -142,19 +143,19 @@ impl RunRegistry {
 
     /// Remembers an ended run longer: the store still has it as running.
     pub(crate) fn remember(&self, id: RunId, by: Incarnation) {
-        self.lock().retire(id, PriorOutcome::Ended, by);
+        self.table.lock().retire(id, PriorOutcome::Ended, by);
     }
 
     /// The run, if it is being executed.
     pub(crate) fn active(&self, id: RunId) -> Option<Arc<ActiveRun>> {
-        match self.lock().entries.get(&id) {
+        match self.table.lock().entries.get(&id) {
             Some(Entry::Active(run)) => Some(run.clone()),
             _ => None,
         }
     }
 
     pub(crate) fn all_active(&self) -> Vec<Arc<ActiveRun>> {
-        let table = self.lock();
+        let table = self.table.lock();
         let active = table.entries.values().filter_map(|entry| match entry {
             Entry::Active(run) => Some(run.clone()),
             _ => None,
@@ -196,10 +197,6 @@ impl RunRegistry {
     pub(crate) async fn none_active(&self) {
         // Fails only if the sender is dropped, which lives as long as `self`.
         let _ = self.active.subscribe().wait_for(|count| *count == 0).await;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -304,6 +301,6 @@ mod tests {
         tokio::time::advance(RETENTION).await;
         runs.handed_back(RunId::generate(), incarnation);
         assert!(matches!(status(), RunStatus::Unknown));
-        assert_eq!(runs.lock().entries.len(), 1);
+        assert_eq!(runs.table.lock().entries.len(), 1);
     }
 }

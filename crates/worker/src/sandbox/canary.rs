@@ -15,11 +15,11 @@ use std::{
         unix::fs::{DirBuilderExt, PermissionsExt},
     },
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
 };
 
 use codelia_policy::{Mount, Plan};
 use codelia_types::{Mode, SessionId};
+use parking_lot::Mutex;
 use rustix::{
     fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags},
     io::Errno,
@@ -97,7 +97,7 @@ impl Canaries {
     ) -> io::Result<()> {
         let directory = directory(workspace);
         create(&directory)?;
-        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watches = self.watches.lock();
         if watches.len() >= MIN_WATCHES.max(2 * sessions.count()) {
             watches.retain(|watch, session| {
                 let is_held = sessions.is_held(*session);
@@ -126,7 +126,7 @@ impl Canaries {
     /// The sessions and paths of the decoys that were opened since the last call. The kernel
     /// reports an open before it returns, so a command that has ended has no other.
     pub(crate) fn opened(&self) -> BTreeSet<(SessionId, String)> {
-        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watches = self.watches.lock();
         let mut buffer = [const { MaybeUninit::uninit() }; BUFFER];
         let mut reader = Reader::new(self.inotify.get_ref(), &mut buffer);
         let mut opened = BTreeSet::new();
@@ -242,6 +242,6 @@ mod tests {
         assert_eq!(canaries.opened(), BTreeSet::new());
         fs::remove_dir_all(root.path().join("one")).unwrap();
         canaries.opened();
-        assert_eq!(canaries.watches.lock().unwrap().len(), 1, "a removed session is forgotten");
+        assert_eq!(canaries.watches.lock().len(), 1, "a removed session is forgotten");
     }
 }

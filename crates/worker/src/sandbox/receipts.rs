@@ -1,10 +1,9 @@
 //! Checks receipts: a sandbox that left something behind takes the worker out of rotation.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use codelia_store::{DrainedBy, Error, EventBody, EventKind, EventSubject, Store};
 use codelia_telemetry::metrics;
 use codelia_types::{Receipt, WorkerId};
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::Notify;
 
@@ -24,27 +23,23 @@ impl Receipts {
         }
         metrics().receipt_unclean();
         tracing::error!(%receipt, "sandbox left something behind, worker takes no new runs");
-        self.lock().get_or_insert(receipt);
+        self.unclean.lock().get_or_insert(receipt);
         self.found.notify_one();
     }
 
     /// Whether all sandboxes left nothing behind.
     pub(crate) fn are_clean(&self) -> bool {
-        self.lock().is_none()
+        self.unclean.lock().is_none()
     }
 
     /// Waits for the first unclean receipt.
     pub(crate) async fn unclean(&self) -> Receipt {
         loop {
-            if let Some(receipt) = *self.lock() {
+            if let Some(receipt) = *self.unclean.lock() {
                 return receipt;
             }
             self.found.notified().await;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Receipt>> {
-        self.unclean.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -11,6 +11,7 @@ use codelia_policy::{DiskLimits, Limit};
 use codelia_store::{DiskReport, DiskReported, DiskSpace, Error};
 use codelia_telemetry::{DiskCause, metrics};
 use codelia_types::{DiskUsage, SessionId, TenantId};
+use parking_lot::Mutex;
 use tokio::{task::spawn_blocking, time::Instant};
 
 use crate::{core::Core, disk::Space};
@@ -62,7 +63,7 @@ impl DiskReporter {
         }
         // With many idle sessions even the comparison costs.
         let version = self.core.disk.version();
-        if self.lock().reported == Some(version) {
+        if self.memory.lock().reported == Some(version) {
             return Ok(());
         }
         let usages = self.core.disk.usages();
@@ -74,7 +75,7 @@ impl DiskReporter {
         if changed.is_empty() && tenants.is_empty() {
             self.space.set_full(HashSet::new());
             // Others are about to be held, or released.
-            self.lock().reported = (held.len() == measured).then_some(version);
+            self.memory.lock().reported = (held.len() == measured).then_some(version);
             return Ok(());
         }
         let worker = self.core.lease.worker();
@@ -101,7 +102,7 @@ impl DiskReporter {
     /// What is to be reported, and the tenants to ask for although none of their sessions changed:
     /// those that were at their quota and may have room now.
     fn changed(&self, held: &[Held]) -> (Vec<DiskReport>, Vec<TenantId>) {
-        let mut memory = self.lock();
+        let mut memory = self.memory.lock();
         let here: HashSet<SessionId> = held.iter().map(|held| held.report.session).collect();
         let tenants: HashSet<&TenantId> = held.iter().map(|held| &held.tenant).collect();
         memory.stored.retain(|session, _| here.contains(session));
@@ -117,7 +118,7 @@ impl DiskReporter {
     /// Remembers what is stored, and acts on the tenants without room.
     fn act(&self, held: &[Held], changed: &[DiskReport], answer: &DiskReported) {
         let stored: HashSet<SessionId> = answer.sessions.iter().copied().collect();
-        let mut memory = self.lock();
+        let mut memory = self.memory.lock();
         let mut grown = HashSet::new();
         for report in changed.iter().filter(|report| stored.contains(&report.session)) {
             let before = memory.stored.insert(report.session, report.usage).unwrap_or_default();
@@ -155,7 +156,7 @@ impl DiskReporter {
         if measured.is_short {
             self.stop(self.grown().into_iter(), DiskCause::Reserve);
         } else {
-            self.lock().at_shortage.clear();
+            self.memory.lock().at_shortage.clear();
         }
         self.store_space(measured).await
     }
@@ -163,7 +164,7 @@ impl DiskReporter {
     /// The sessions that grew since the space became short.
     fn grown(&self) -> Vec<SessionId> {
         let usages = self.core.disk.usages();
-        let mut memory = self.lock();
+        let mut memory = self.memory.lock();
         let held: HashSet<SessionId> = usages.iter().map(|(id, ..)| *id).collect();
         memory.at_shortage.retain(|id, _| held.contains(id));
         let mut has_grown = |id: SessionId, bytes: u64| {
@@ -176,13 +177,14 @@ impl DiskReporter {
 
     async fn store_space(&self, space: DiskSpace) -> Result<(), Error> {
         let current = self.core.lease.current();
-        let is_due = self.lock().space.is_none_or(|(stored, at)| {
+        let is_due = self.memory.lock().space.is_none_or(|(stored, at)| {
             stored.is_short != space.is_short || (stored != space && at.elapsed() >= SPACE_INTERVAL)
         });
         if !current.is_live() || !is_due {
             return Ok(());
         }
-        let is_news = self.lock().space.is_none_or(|(stored, _)| stored.is_short != space.is_short);
+        let is_news =
+            self.memory.lock().space.is_none_or(|(stored, _)| stored.is_short != space.is_short);
         if is_news && space.is_short {
             let (free, reserve) = (space.free, space.reserve);
             tracing::warn!(free, reserve, "less space is free than the reserve: starting no runs");
@@ -191,17 +193,13 @@ impl DiskReporter {
             .store
             .worker_report_disk(self.core.lease.worker(), current.incarnation, space)
             .await?;
-        self.lock().space = Some((space, Instant::now()));
+        self.memory.lock().space = Some((space, Instant::now()));
         Ok(())
     }
 
     /// Stops the runs of these sessions.
     fn stop(&self, sessions: impl Iterator<Item = SessionId>, cause: DiskCause) {
         sessions.for_each(|session| self.core.disk.stop_runs(session, Limit::DiskBytes, cause));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -8,13 +8,10 @@
 //! worker draining or its lease expired. A session with queued runs stays marked. All sessions are
 //! read after a drain, and now and then, in case an answer was lost.
 
-use std::{
-    collections::HashSet,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashSet, time::Duration};
 
 use codelia_types::{Incarnation, SessionId};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Time between two reads of all sessions.
@@ -41,12 +38,12 @@ impl QueuedSessions {
     /// Notes that a session may have queued runs. Called after the change in the store: a read
     /// before it would find nothing and remove the mark. Returns whether the mark is new.
     pub(crate) fn mark(&self, id: SessionId) -> bool {
-        self.lock().marked.insert(id)
+        self.0.lock().marked.insert(id)
     }
 
     /// Takes what is to be read. The caller marks the sessions that have queued runs again.
     pub(crate) fn take_due(&self, incarnation: Incarnation) -> DueSessions {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let marked = state.marked.drain().collect();
         match state.all_read {
             Some((by, at)) if by == incarnation && at.elapsed() < READ_ALL_INTERVAL => {
@@ -58,7 +55,7 @@ impl QueuedSessions {
 
     /// What was taken could not be read.
     pub(crate) fn not_read(&self, due: DueSessions) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         match due {
             DueSessions::All => state.all_read = None,
             DueSessions::Marked(ids) => state.marked.extend(ids),
@@ -67,16 +64,12 @@ impl QueuedSessions {
 
     /// All sessions were read by this incarnation, in a read that began then.
     pub(crate) fn all_read(&self, incarnation: Incarnation, began: Instant) {
-        self.lock().all_read = Some((incarnation, began));
+        self.0.lock().all_read = Some((incarnation, began));
     }
 
     /// The next read is of all sessions.
     pub(crate) fn read_all_next(&self) {
-        self.lock().all_read = None;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().all_read = None;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -10,6 +10,7 @@ use codelia_backends::Prepared;
 use codelia_policy::{FlagRef, Ids, NetworkPolicy, Plan, RunSpec};
 use codelia_store::{Lease, SessionSpec};
 use codelia_types::{CommandSpec, LeaseEpoch, Mode, Refusal, RunId, SessionId, TenantId};
+use parking_lot::Mutex;
 use tokio::{
     sync::{OwnedSemaphorePermit, RwLock},
     time::Instant,
@@ -98,11 +99,11 @@ impl Sessions {
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.lock().len()
+        self.table.lock().len()
     }
 
     pub(crate) fn holding(&self, id: SessionId) -> Holding {
-        match self.lock().get(&id) {
+        match self.table.lock().get(&id) {
             None => Holding::NotHeld,
             Some(Entry::Acquiring) => Holding::Acquiring,
             Some(Entry::Releasing(_)) => Holding::Releasing,
@@ -112,7 +113,7 @@ impl Sessions {
 
     /// Marks a session as being acquired; `false` if it is already held or changing.
     pub(crate) fn begin_acquire(&self, id: SessionId) -> bool {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         if table.contains_key(&id) {
             return false;
         }
@@ -123,7 +124,7 @@ impl Sessions {
     /// The lock of a session's workspace. Runs and file calls share it; a transactional run is
     /// alone, since the kernel leaves undefined what an overlay shows when the layer below changes.
     pub(crate) fn workspace(&self, id: SessionId) -> Arc<RwLock<()>> {
-        let mut workspaces = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut workspaces = self.workspaces.lock();
         if let Some(known) = workspaces.get(&id).and_then(Weak::upgrade) {
             return known;
         }
@@ -135,7 +136,7 @@ impl Sessions {
 
     /// User and group of a held session's processes.
     pub(crate) fn ids(&self, id: SessionId) -> Option<Ids> {
-        match self.lock().get(&id)? {
+        match self.table.lock().get(&id)? {
             Entry::Held(held) => Some(held.ids),
             Entry::Acquiring | Entry::Releasing(_) => None,
         }
@@ -143,7 +144,7 @@ impl Sessions {
 
     /// The tenant of a held session, and the epoch under which it is held.
     pub(crate) fn tenant_and_epoch(&self, id: SessionId) -> Option<(TenantId, LeaseEpoch)> {
-        match self.lock().get(&id)? {
+        match self.table.lock().get(&id)? {
             Entry::Held(held) => Some((held.tenant.clone(), held.epoch)),
             Entry::Acquiring | Entry::Releasing(_) => None,
         }
@@ -151,7 +152,7 @@ impl Sessions {
 
     /// What file calls need, if the session is held under this epoch and has not ended.
     pub(crate) fn for_files(&self, id: SessionId, epoch: LeaseEpoch) -> Option<(SessionSpec, Ids)> {
-        match self.lock().get(&id)? {
+        match self.table.lock().get(&id)? {
             Entry::Held(held) if held.epoch == epoch && !held.closing => {
                 Some((held.spec.clone(), held.ids))
             }
@@ -161,7 +162,7 @@ impl Sessions {
 
     /// The changes that a held session holds. Does not change while the workspace is in use.
     pub(crate) fn hold(&self, id: SessionId) -> Option<Hold> {
-        match self.lock().get(&id)? {
+        match self.table.lock().get(&id)? {
             Entry::Held(held) => held.hold,
             Entry::Acquiring | Entry::Releasing(_) => None,
         }
@@ -170,7 +171,7 @@ impl Sessions {
     /// Sets what a session that is held under this epoch holds. The caller is alone in the
     /// workspace.
     pub(crate) fn set_hold(&self, id: SessionId, epoch: LeaseEpoch, hold: Option<Hold>) {
-        if let Some(Entry::Held(held)) = self.lock().get_mut(&id)
+        if let Some(Entry::Held(held)) = self.table.lock().get_mut(&id)
             && held.epoch == epoch
         {
             held.hold = hold;
@@ -179,7 +180,7 @@ impl Sessions {
 
     /// The sessions whose held changes waited too long.
     pub(crate) fn expired_holds(&self) -> Vec<(SessionId, LeaseEpoch, RunId)> {
-        let (table, now) = (self.lock(), Instant::now());
+        let (table, now) = (self.table.lock(), Instant::now());
         let expired = table.iter().filter_map(|(id, entry)| match entry {
             Entry::Held(held) if !held.closing => {
                 held.hold.filter(|hold| hold.until <= now).map(|hold| (*id, held.epoch, hold.run))
@@ -202,7 +203,7 @@ impl Sessions {
             spare: None,
             hold,
         };
-        self.lock().insert(id, Entry::Held(Box::new(held)));
+        self.table.lock().insert(id, Entry::Held(Box::new(held)));
         if has_queue {
             self.queued.mark(id);
         }
@@ -210,7 +211,7 @@ impl Sessions {
 
     /// Marks a session as ended. The caller cancels its runs.
     pub(crate) fn close(&self, id: SessionId) {
-        let spare = match self.lock().get_mut(&id) {
+        let spare = match self.table.lock().get_mut(&id) {
             Some(Entry::Held(held)) => {
                 held.closing = true;
                 held.spare.take()
@@ -222,7 +223,7 @@ impl Sessions {
 
     /// Removes a session that this worker does not hold.
     pub(crate) fn forget(&self, id: SessionId) {
-        let entry = self.lock().remove(&id);
+        let entry = self.table.lock().remove(&id);
         self.disk.detach(id);
         self.spares.discard(entry.and_then(Entry::into_spare));
     }
@@ -230,7 +231,7 @@ impl Sessions {
     /// Marks a held session as being released and returns its epoch.
     pub(crate) fn begin_release(&self, id: SessionId) -> Option<LeaseEpoch> {
         let (epoch, spare) = {
-            let mut table = self.lock();
+            let mut table = self.table.lock();
             let entry = table.get_mut(&id)?;
             let epoch = match entry {
                 Entry::Acquiring => return None,
@@ -244,19 +245,19 @@ impl Sessions {
     }
 
     pub(crate) fn all(&self) -> Vec<SessionId> {
-        self.lock().keys().copied().collect()
+        self.table.lock().keys().copied().collect()
     }
 
     /// Sessions whose release was begun and did not succeed.
     pub(crate) fn releasing(&self) -> Vec<SessionId> {
-        let table = self.lock();
+        let table = self.table.lock();
         let releasing = table.iter().filter(|(_, entry)| matches!(entry, Entry::Releasing(_)));
         releasing.map(|(id, _)| *id).collect()
     }
 
     /// Removes all sessions: their leases are lost or released.
     pub(crate) fn clear(&self) {
-        let all = std::mem::take(&mut *self.lock());
+        let all = std::mem::take(&mut *self.table.lock());
         self.disk.detach_all();
         all.into_values().for_each(|entry| self.spares.discard(entry.into_spare()));
     }
@@ -268,7 +269,7 @@ impl Sessions {
 
     /// Marks a session as used and takes its spare sandbox if that fits the plan.
     pub(crate) fn take_spare(&self, id: SessionId, wanted: &Plan) -> Option<Spare> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let Some(Entry::Held(held)) = table.get_mut(&id) else { return None };
         held.used_at = Instant::now();
         held.spare.take_if(|spare| spare.fits(wanted)).map(|spare| *spare)
@@ -277,7 +278,7 @@ impl Sessions {
     /// The tenant and a run of this session that overrides nothing; `None` if it is not held or has
     /// ended.
     pub(crate) fn default_run_spec(&self, id: SessionId) -> Option<(TenantId, RunSpec)> {
-        match self.lock().get(&id)? {
+        match self.table.lock().get(&id)? {
             Entry::Held(held) if !held.closing => {
                 Some((held.tenant.clone(), default_run_spec(&held.spec)))
             }
@@ -287,7 +288,7 @@ impl Sessions {
 
     /// The flag that chose the mode of a held session, and that mode.
     pub(crate) fn flag(&self, id: SessionId) -> Option<(FlagRef, Mode)> {
-        match self.lock().get(&id)? {
+        match self.table.lock().get(&id)? {
             Entry::Held(held) => Some((held.spec.flags.mode.clone()?, held.spec.mode)),
             Entry::Acquiring | Entry::Releasing(_) => None,
         }
@@ -295,7 +296,7 @@ impl Sessions {
 
     /// The network policy that a held session was created with.
     pub(crate) fn network(&self, id: SessionId) -> Option<NetworkPolicy> {
-        match self.lock().get(&id)? {
+        match self.table.lock().get(&id)? {
             Entry::Held(held) => Some(held.spec.policy.network.clone()),
             Entry::Acquiring | Entry::Releasing(_) => None,
         }
@@ -313,7 +314,7 @@ impl Sessions {
     {
         let Some(permit) = self.spares.try_reserve() else { return };
         let replaced = {
-            let mut table = self.lock();
+            let mut table = self.table.lock();
             let Some(Entry::Held(held)) = table.get_mut(&id) else { return };
             if held.closing || held.spare.as_deref().is_some_and(|spare| spare.fits(&plan)) {
                 return;
@@ -334,18 +335,14 @@ impl Sessions {
             let is_idle = now.duration_since(held.used_at) >= SPARE_IDLE;
             held.spare.take_if(|spare| memory_is_short || is_idle || spare.is_too_old())
         };
-        let discarded: Vec<_> = self.lock().values_mut().filter_map(surplus).collect();
+        let discarded: Vec<_> = self.table.lock().values_mut().filter_map(surplus).collect();
         discarded.into_iter().for_each(|spare| self.spares.discard(Some(spare)));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Entry>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl HeldSessions for Sessions {
     fn count(&self) -> usize {
-        self.lock().len()
+        self.table.lock().len()
     }
 
     fn is_held(&self, id: SessionId) -> bool {
@@ -535,7 +532,7 @@ mod tests {
         assert!(sessions.take_spare(id, &fitting).is_none());
         sessions.trim_spares(false);
         assert!(
-            matches!(sessions.lock().get(&id), Some(Entry::Held(held)) if held.spare.is_none())
+            matches!(sessions.table.lock().get(&id), Some(Entry::Held(held)) if held.spare.is_none())
         );
     }
 

@@ -1,13 +1,10 @@
 //! Failed removals of session directories, and when each is retried: less and less often.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use codelia_telemetry::backoff::Backoff;
 use codelia_types::SessionId;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 const MIN_DELAY: Duration = Duration::from_secs(1);
@@ -26,28 +23,24 @@ struct Retry {
 impl RemovalBackoff {
     /// Whether the removal may be tried now.
     pub(crate) fn is_due(&self, id: SessionId) -> bool {
-        self.lock().get(&id).is_none_or(|retry| retry.due <= Instant::now())
+        self.0.lock().get(&id).is_none_or(|retry| retry.due <= Instant::now())
     }
 
     pub(crate) fn failed(&self, id: SessionId) {
         let now = Instant::now();
-        let mut retries = self.lock();
+        let mut retries = self.0.lock();
         let first = || Retry { backoff: Backoff::new(MIN_DELAY, MAX_DELAY), due: now };
         let retry = retries.entry(id).or_insert_with(first);
         retry.due = now + retry.backoff.next_delay();
     }
 
     pub(crate) fn succeeded(&self, id: SessionId) {
-        self.lock().remove(&id);
+        self.0.lock().remove(&id);
     }
 
     /// How many sessions could not be removed.
     pub(crate) fn count(&self) -> usize {
-        self.lock().len()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Retry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().len()
     }
 }
 

@@ -15,11 +15,11 @@ use std::{
         fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, lchown, symlink},
     },
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
 };
 
 use codelia_policy::Ids;
 use codelia_types::SessionId;
+use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::UidRange;
@@ -190,7 +190,7 @@ impl SessionUsers {
 
     /// The offset after the last one that any worker on this root took, now or before a restart.
     fn next_offset(&self, range: UidRange) -> io::Result<u32> {
-        let mut batch = self.batch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut batch = self.batch.lock();
         if batch.left == 0 {
             *batch = self.take_batch(range)?;
         }

@@ -14,7 +14,6 @@ use std::{
     mem,
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -24,6 +23,7 @@ use codelia_sys::{
     loop_device::{LoopDevice, unmount},
 };
 use codelia_types::{DiskMechanism, DiskUsage, SessionId};
+use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock, statvfs};
 use uuid::Uuid;
 
@@ -128,10 +128,6 @@ impl Images {
         device.mount_ext4(directory).map_err(io::Error::other)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Mounts> {
-        self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Unmounts the image of a session unless another worker holds it. What is still open keeps it
     /// mounted, for the next holder.
     fn unmount(&self, session: SessionId, mount: &Mount) -> io::Result<()> {
@@ -153,7 +149,7 @@ impl Quota for Images {
 
     /// A session that existed before images were chosen has none.
     fn covers(&self, target: &Target) -> bool {
-        self.lock().held.contains_key(&target.session)
+        self.mounts.lock().held.contains_key(&target.session)
     }
 
     /// The size of an image never changes.
@@ -170,13 +166,13 @@ impl Quota for Images {
         let found = statvfs(&target.directory)?;
         let bytes = found.f_blocks.saturating_sub(found.f_bfree).saturating_mul(found.f_frsize);
         let inodes = found.f_files.saturating_sub(found.f_ffree).saturating_sub(RESERVED_INODES);
-        let limits = self.lock().held.get(&target.session).map(|mount| mount.limits);
+        let limits = self.mounts.lock().held.get(&target.session).map(|mount| mount.limits);
         let limits = limits.unwrap_or(DiskLimits { bytes: u64::MAX, inodes: u64::MAX });
         Ok(DiskUsage { bytes: bytes.min(limits.bytes), inodes: inodes.min(limits.inodes) })
     }
 
     fn forget(&self, target: &Target) {
-        let mut mounts = self.lock();
+        let mut mounts = self.mounts.lock();
         if let Some(mount) = mounts.held.remove(&target.session) {
             mounts.released.push((target.session, mount));
         }
@@ -184,7 +180,7 @@ impl Quota for Images {
 
     fn close(&self, all: bool) {
         let released = {
-            let mut mounts = self.lock();
+            let mut mounts = self.mounts.lock();
             let mut released = mem::take(&mut mounts.released);
             if all {
                 released.extend(mounts.held.drain());
@@ -217,12 +213,15 @@ impl Quota for Images {
             .open(self.users(session))?;
         flock(&users, FlockOperation::LockShared)?;
         self.mount(&image, directory, is_new)?;
-        self.lock().held.insert(session, Mount { directory: directory.to_owned(), limits, users });
+        self.mounts
+            .lock()
+            .held
+            .insert(session, Mount { directory: directory.to_owned(), limits, users });
         Ok(())
     }
 
     fn remove(&self, session: SessionId, directory: &Path) -> io::Result<u64> {
-        self.lock().held.remove(&session);
+        self.mounts.lock().held.remove(&session);
         let image = self.image(session);
         let Some(lock) = locked(&image)? else { return Ok(0) };
         if directory.try_exists()? && is_mount_point(directory)? {

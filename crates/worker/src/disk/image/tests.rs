@@ -89,7 +89,7 @@ fn image_outlives_its_worker() {
     root.open(&target);
     fs::write(target.directory.join("file"), "kept").unwrap();
     // A killed worker leaves the mount; only its locks are gone.
-    drop(root.images.lock().held.remove(&target.session));
+    drop(root.images.mounts.lock().held.remove(&target.session));
     let next = Images::new(root.dir.path()).unwrap();
     next.open(target.session, &target.directory, LIMITS).unwrap();
     assert_eq!(fs::read_to_string(target.directory.join("file")).unwrap(), "kept");

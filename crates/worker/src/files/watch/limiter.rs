@@ -1,9 +1,10 @@
 //! Limits watches: each holds an inotify instance and a queue in the kernel, and each directory a
 //! watch that keeps its inode in memory.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use codelia_types::SessionId;
+use parking_lot::Mutex;
 
 const MAX_WATCHES: usize = 64;
 const MAX_WATCHES_PER_TENANT: usize = 16;
@@ -42,7 +43,7 @@ impl WatchLimiter {
         tenant: &str,
         session: SessionId,
     ) -> Option<WatchPermit> {
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         let of_tenant = open.iter().filter(|held| held.tenant == tenant).count();
         let of_session = open.iter().filter(|held| held.session == session).count();
         if open.len() >= MAX_WATCHES
@@ -59,16 +60,12 @@ impl WatchLimiter {
             directories: 0,
         })
     }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Held>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl WatchPermit {
     /// Sets the number of watched directories; `false` if that is too many.
     pub(super) fn try_set_directories(&mut self, directories: usize) -> bool {
-        let mut open = self.limiter.lock();
+        let mut open = self.limiter.open.lock();
         let all: usize = open.iter().map(|held| held.directories).sum();
         let of_tenant: usize = open
             .iter()
@@ -98,7 +95,7 @@ impl WatchPermit {
 
 impl Drop for WatchPermit {
     fn drop(&mut self) {
-        let mut open = self.limiter.lock();
+        let mut open = self.limiter.open.lock();
         if let Some(own) = open.iter().position(|held| self.is_own(held)) {
             open.swap_remove(own);
         }
@@ -123,7 +120,7 @@ mod tests {
         );
         assert_eq!(held.len(), MAX_WATCHES);
         drop(held);
-        assert!(limiter.lock().is_empty());
+        assert!(limiter.open.lock().is_empty());
     }
 
     #[test]

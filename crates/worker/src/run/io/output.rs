@@ -4,13 +4,11 @@
 //! the store has the output. Up to the limit only the store slows the command. After it, nothing is
 //! stored, and the command waits for its followers: the caller that it ends with.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use codelia_store::{OutputChunk, OutputStream};
+use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, watch},
     time::timeout,
@@ -58,7 +56,7 @@ impl OutputLog {
     /// not stored.
     pub(crate) fn append(&self, stream: OutputStream, data: Bytes) -> i64 {
         let (due, written) = {
-            let mut buffer = self.lock();
+            let mut buffer = self.buffer.lock();
             let before = buffer.unflushed_cost;
             buffer.append(stream, data);
             let after = buffer.unflushed_cost;
@@ -79,7 +77,7 @@ impl OutputLog {
             let drained = self.drained.notified();
             tokio::pin!(drained);
             drained.as_mut().enable();
-            if self.lock().has_room() {
+            if self.buffer.lock().has_room() {
                 return;
             }
             drained.await;
@@ -88,13 +86,13 @@ impl OutputLog {
 
     /// Stops waiting for the store: the command has ended, and its pipes hold little.
     pub(crate) fn lift_backpressure(&self) {
-        self.lock().backpressure_lifted = true;
+        self.buffer.lock().backpressure_lifted = true;
         self.drained.notify_waiters();
     }
 
     /// No more output follows.
     pub(crate) fn close(&self) {
-        self.lock().closed = true;
+        self.buffer.lock().closed = true;
         self.changed.send_replace(());
     }
 
@@ -105,24 +103,24 @@ impl OutputLog {
 
     /// Whether there is so much to flush that it should not wait for more.
     pub(crate) fn should_flush_now(&self) -> bool {
-        self.lock().unflushed_cost >= FLUSH_BYTES
+        self.buffer.lock().unflushed_cost >= FLUSH_BYTES
     }
 
     /// All that is not flushed, with small writes joined.
     pub(crate) fn unflushed(&self) -> Batch {
-        let buffer = self.lock();
+        let buffer = self.buffer.lock();
         Batch { chunks: buffer.unflushed(), until: buffer.totals().stored }
     }
 
     /// The last bytes that the command wrote, as far as they are in memory.
     pub(crate) fn tail(&self, max: usize) -> Vec<u8> {
-        self.lock().tail(max)
+        self.buffer.lock().tail(max)
     }
 
     /// A batch is in the store and may be dropped from memory.
     pub(crate) fn flushed(&self, batch: &Batch) {
         let more = {
-            let mut buffer = self.lock();
+            let mut buffer = self.buffer.lock();
             buffer.flushed(batch.until);
             buffer.unflushed_cost > 0
         };
@@ -134,7 +132,7 @@ impl OutputLog {
 
     /// Everything is in the store: keeps only a little for callers that are nearly at the end.
     pub(crate) fn stored(&self) {
-        let mut buffer = self.lock();
+        let mut buffer = self.buffer.lock();
         let end = buffer.totals().stored;
         buffer.flushed(end);
         buffer.trim(ENDED_WINDOW_BYTES);
@@ -143,7 +141,7 @@ impl OutputLog {
 
     /// Adds a caller that the command waits for after the limit.
     pub(crate) fn follow(self: &Arc<Self>, position: i64) -> Follower {
-        Follower { number: self.lock().add_follower(position), log: self.clone() }
+        Follower { number: self.buffer.lock().add_follower(position), log: self.clone() }
     }
 
     /// Waits until the followers have taken the output after the limit, or one takes nothing for
@@ -153,28 +151,25 @@ impl OutputLog {
             let drained = self.drained.notified();
             tokio::pin!(drained);
             drained.as_mut().enable();
-            if self.lock().is_followed() || timeout(FOLLOWER_TIMEOUT, drained).await.is_err() {
+            if self.buffer.lock().is_followed() || timeout(FOLLOWER_TIMEOUT, drained).await.is_err()
+            {
                 return;
             }
         }
     }
 
     pub(crate) fn totals(&self) -> Totals {
-        self.lock().totals()
+        self.buffer.lock().totals()
     }
 
     /// What a caller finds at `position`.
     pub(crate) fn read(&self, position: i64) -> Found {
-        self.lock().read(position)
+        self.buffer.lock().read(position)
     }
 
     /// Reports changes to an attached caller.
     pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, OutputBuffer> {
-        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -188,14 +183,14 @@ pub(crate) struct Follower {
 impl Follower {
     /// The caller has taken the output before `position`.
     pub(crate) fn advance(&self, position: i64) {
-        self.log.lock().advance_follower(self.number, position);
+        self.log.buffer.lock().advance_follower(self.number, position);
         self.log.drained.notify_waiters();
     }
 }
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        self.log.lock().remove_follower(self.number);
+        self.log.buffer.lock().remove_follower(self.number);
         self.log.drained.notify_waiters();
     }
 }

@@ -3,16 +3,14 @@
 //!
 //! Nearly everything that is a sign was blocked already. The response is the operator's choice.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use codelia_backends::{Drift, ListedProcess};
 use codelia_policy::{EscapeOptions, EscapeResponse, RunSpec, Severity};
 use codelia_store::{EventBody, EventKind};
 use codelia_telemetry::metrics;
 use codelia_types::{CountedViolation, NetworkMode, NetworkUsage, Outcome, Violation, Violations};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use tokio::{task::spawn_blocking, time::timeout};
@@ -118,7 +116,7 @@ pub(crate) struct TraceParts<'a> {
 pub(crate) async fn respond(run: &ActiveRun, options: &EscapeOptions, indicator: Indicator) {
     if run.escape.needs_processes(options, &indicator) {
         let processes = processes(run).await;
-        run.escape.lock().processes.get_or_insert(processes);
+        run.escape.seen.lock().processes.get_or_insert(processes);
     }
     run.escape.add(options, indicator);
 }
@@ -154,7 +152,7 @@ impl EscapeLog {
     }
 
     fn needs_processes(&self, options: &EscapeOptions, indicator: &Indicator) -> bool {
-        !options.response(indicator.severity).is_none() && self.lock().processes.is_none()
+        !options.response(indicator.severity).is_none() && self.seen.lock().processes.is_none()
     }
 
     fn add(&self, options: &EscapeOptions, indicator: Indicator) {
@@ -163,7 +161,7 @@ impl EscapeLog {
         if response.is_none() {
             return;
         }
-        let mut seen = self.lock();
+        let mut seen = self.seen.lock();
         let is_new = seen.indicators.iter().all(|(known, _)| *known != indicator);
         if seen.indicators.len() < MAX_INDICATORS && is_new {
             seen.indicators.push((indicator, OffsetDateTime::now_utc()));
@@ -173,10 +171,6 @@ impl EscapeLog {
         if response.terminate {
             self.terminate.cancel();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The outcome of a run that must end, even if its command was faster; else `outcome`.
@@ -191,18 +185,18 @@ impl EscapeLog {
 
     /// Whether the session of the run is quarantined.
     pub(crate) fn quarantines_session(&self) -> bool {
-        self.lock().response.quarantine_session
+        self.seen.lock().response.quarantine_session
     }
 
     /// Whether there is something to record.
     pub(crate) fn is_empty(&self) -> bool {
-        self.lock().indicators.is_empty()
+        self.seen.lock().indicators.is_empty()
     }
 
     /// The events that record the attempt, with the trace. The store quarantines the tool and the
     /// session and queues the alert with the first one.
     pub(crate) fn events(&self, options: &EscapeOptions, parts: TraceParts<'_>) -> Vec<EventBody> {
-        let seen = self.lock();
+        let seen = self.seen.lock();
         let Some((worst, _)) =
             seen.indicators.iter().max_by_key(|(indicator, _)| indicator.severity)
         else {
@@ -328,6 +322,6 @@ mod tests {
             let violation = Violation { args: [number; 6], ..blocked("mount") };
             log.add(&options, Indicator::of_call(&violation));
         }
-        assert_eq!(log.lock().indicators.len(), MAX_INDICATORS);
+        assert_eq!(log.seen.lock().indicators.len(), MAX_INDICATORS);
     }
 }

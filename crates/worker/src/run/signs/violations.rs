@@ -1,10 +1,9 @@
 //! The violations of one run: collected while it runs, read by its attached callers.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use codelia_store::{EventBody, EventKind};
 use codelia_telemetry::metrics;
 use codelia_types::{CountedViolation, Violation, Violations};
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -24,7 +23,7 @@ impl ViolationLog {
     pub(crate) fn add(&self, violation: Violation) {
         metrics().violation(&violation.kind);
         let (syscall, args) = (violation.syscall.clone(), violation.display_args());
-        if self.lock().add(violation) {
+        if self.log.lock().add(violation) {
             tracing::warn!(syscall, args, "system call blocked");
             self.changed.send_replace(());
         }
@@ -32,20 +31,16 @@ impl ViolationLog {
 
     /// The `index`th distinct violation, in the order in which they first occurred.
     pub(crate) fn get(&self, index: usize) -> Option<CountedViolation> {
-        self.lock().seen.get(index).cloned()
+        self.log.lock().seen.get(index).cloned()
     }
 
     pub(crate) fn all(&self) -> Violations {
-        self.lock().clone()
+        self.log.lock().clone()
     }
 
     /// Reports new violations.
     pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Violations> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,10 +1,9 @@
 //! The limits that one run got near to: collected while it runs, read by its attached callers.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use codelia_store::{EventBody, EventKind};
 use codelia_telemetry::metrics;
 use codelia_types::{NearLimit, Resource};
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -34,7 +33,7 @@ impl NearLimitLog {
     pub(crate) fn add(&self, near: NearLimit) {
         let NearLimit { resource, used, limit } = near;
         {
-            let mut log = self.lock();
+            let mut log = self.log.lock();
             if log.iter().any(|known| known.resource == resource) {
                 return;
             }
@@ -47,20 +46,16 @@ impl NearLimitLog {
 
     /// The `index`th limit that callers may see.
     pub(crate) fn get(&self, index: usize) -> Option<NearLimit> {
-        self.is_shown.then(|| self.lock().get(index).copied()).flatten()
+        self.is_shown.then(|| self.log.lock().get(index).copied()).flatten()
     }
 
     pub(crate) fn all(&self) -> Vec<NearLimit> {
-        self.lock().clone()
+        self.log.lock().clone()
     }
 
     /// Reports new limits.
     pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<NearLimit>> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
