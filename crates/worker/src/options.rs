@@ -16,7 +16,7 @@ use codelia_server::{Limits, TlsFiles, within_share};
 use codelia_store::{Retention, SecretKey};
 use codelia_types::{
     ByteSize, Mode, WorkerId, duration,
-    option::{InvalidOption, optional_text},
+    option::{InvalidOption, optional_text, text},
     optional_duration,
 };
 
@@ -118,6 +118,7 @@ codelia_types::options! {
         pub min_free_memory: ByteSize = ByteSize::mib(256),
         /// What limits the disk space of sessions: `auto`, `project_quota`, `user_quota`, `image`
         /// or `scan` ([disk](operations/disk.md#disk-mechanisms)).
+        #[serde(with = "text")]
         pub disk: DiskChoice = DiskChoice::Auto,
     }
 }

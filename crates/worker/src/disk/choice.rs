@@ -1,18 +1,13 @@
 //! Chooses what limits the disk space of sessions on this host.
 
-use std::{env, path::Path, str::FromStr, sync::Arc};
+use std::{env, fmt, path::Path, str::FromStr, sync::Arc};
 
 use codelia_types::{DiskMechanism, UnknownValue};
-use serde::{Deserialize, Serialize};
 
-use super::{
-    image::Images, missing::Missing, project_quota::ProjectQuota, quota::Quota,
-    user_quota::UserQuota,
-};
+use super::{image::Images, kernel_quota::KernelQuota, missing::Missing, quota::Quota};
 
 /// What the operator chose.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DiskChoice {
     /// The best one that works here without preparation: never an image.
     #[default]
@@ -33,19 +28,11 @@ impl FromStr for DiskChoice {
     }
 }
 
-impl TryFrom<String> for DiskChoice {
-    type Error = UnknownValue;
-
-    fn try_from(text: String) -> Result<Self, UnknownValue> {
-        text.parse()
-    }
-}
-
-impl From<DiskChoice> for String {
-    fn from(choice: DiskChoice) -> Self {
-        match choice {
-            DiskChoice::Auto => "auto".to_owned(),
-            DiskChoice::Only(mechanism) => mechanism.to_string(),
+impl fmt::Display for DiskChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Only(mechanism) => mechanism.fmt(f),
         }
     }
 }
@@ -119,11 +106,11 @@ fn open(
     Ok(match mechanism {
         DiskMechanism::ProjectQuota => {
             with_users()?;
-            Some(Arc::new(ProjectQuota::new(root)?))
+            Some(Arc::new(KernelQuota::with_projects(root)?))
         }
         DiskMechanism::UserQuota => {
             with_users()?;
-            Some(Arc::new(UserQuota::new(root)?))
+            Some(Arc::new(KernelQuota::with_users(root)?))
         }
         DiskMechanism::Image => Some(Arc::new(Images::new(root)?)),
         DiskMechanism::Scan => None,

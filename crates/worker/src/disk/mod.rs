@@ -8,17 +8,16 @@ mod account;
 mod choice;
 mod error;
 mod image;
+mod kernel_quota;
 mod missing;
 mod monitor;
 mod open_files;
-mod project_quota;
 mod quota;
 #[cfg(test)]
 mod quota_tests;
 mod run_watch;
 mod scan;
 mod space;
-mod user_quota;
 mod watched_run;
 
 use std::{

@@ -40,7 +40,7 @@ pub(crate) trait Quota: fmt::Debug + Send + Sync {
     fn usage(&self, target: &Target) -> io::Result<DiskUsage>;
 
     /// The worker gives the session up. Its limits stay, since its files do. Does not block.
-    fn forget(&self, target: &Target);
+    fn forget(&self, _target: &Target) {}
 
     /// The worker has just taken a session; nothing has used its directory, which may be absent.
     fn open(&self, _session: SessionId, _directory: &Path, _limits: DiskLimits) -> io::Result<()> {
