@@ -5,6 +5,7 @@
 
 mod archive;
 mod blocking;
+mod budget;
 mod calls;
 mod error;
 mod limiter;

@@ -18,11 +18,11 @@ use tokio::time::timeout;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
-    archive::{ArchivePermits, Export, Import},
+    archive::{Export, Import},
     blocking::blocking,
     calls,
     error::FileError,
-    limiter::CallLimiter,
+    limiter::{CallLimiter, CallShare},
     listing,
     read::FileRead,
     upload::{Upload, WriteOptions},
@@ -179,14 +179,15 @@ impl FileService {
         &self,
         held: &HeldSession,
         use_of_files: Use,
-    ) -> Result<(Workspace, ArchivePermits), FileError> {
+    ) -> Result<(Workspace, CallShare), FileError> {
         let workspace = self.open(held, use_of_files).await?;
-        Ok((workspace, ArchivePermits::acquire(&self.limiter, held.tenant.as_str())?))
+        let permit = self.limiter.try_acquire_archive(held.tenant.as_str());
+        Ok((workspace, permit.ok_or(Reason::TooManyFileCalls)?))
     }
 
     async fn export(&self, request: Request<v1::ExportFilesRequest>) -> Result<Export, FileError> {
-        let (workspace, permits) = self.open_archive(&held(&request)?, Use::Read).await?;
-        let export = blocking(move || Export::begin(workspace, permits, request.get_ref())).await;
+        let (workspace, permit) = self.open_archive(&held(&request)?, Use::Read).await?;
+        let export = blocking(move || Export::begin(workspace, permit, request.get_ref())).await;
         export.map_err(FileError::at("path"))
     }
 
@@ -210,8 +211,8 @@ impl FileService {
         else {
             return Err(Reason::InvalidField.into());
         };
-        let (workspace, permits) = self.open_archive(&held, Use::Add).await?;
-        let begun = blocking(move || Import::begin(workspace, permits, &open)).await;
+        let (workspace, permit) = self.open_archive(&held, Use::Add).await?;
+        let begun = blocking(move || Import::begin(workspace, permit, &open)).await;
         let mut import = begun.map_err(FileError::at("open.path"))?;
         loop {
             match next(&mut requests).await?.and_then(|message| message.kind) {

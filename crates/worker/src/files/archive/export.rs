@@ -21,9 +21,8 @@ use rustix::fs::{Dir, FileType};
 use zstd::stream::write::Encoder;
 
 use super::{
-    super::{error::FileError, workspace::Workspace},
+    super::{error::FileError, limiter::CallShare, workspace::Workspace},
     limits::{MAX_BYTES, MAX_DEPTH, MAX_DURATION, MAX_ENTRIES, MAX_PATH},
-    permits::ArchivePermits,
     tar::{self, Kind, Member},
 };
 
@@ -50,7 +49,7 @@ pub(in super::super) struct Export {
     summary: v1::ExportSummary,
     state: State,
     deadline: Instant,
-    _permits: ArchivePermits,
+    _permit: CallShare,
 }
 
 #[derive(Debug)]
@@ -95,7 +94,7 @@ impl Export {
     /// Begins to pack a directory.
     pub(in super::super) fn begin(
         workspace: Workspace,
-        permits: ArchivePermits,
+        permit: CallShare,
         request: &v1::ExportFilesRequest,
     ) -> Result<Self, FileError> {
         let (path, level) = workspace.as_session(|| {
@@ -119,7 +118,7 @@ impl Export {
             summary: v1::ExportSummary::default(),
             state: State::Packing,
             deadline: Instant::now() + MAX_DURATION,
-            _permits: permits,
+            _permit: permit,
         })
     }
 

@@ -23,13 +23,13 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, linkat, mkdirat, symlinkat, unlin
 use super::{
     super::{
         error::{FileError, ImportProgress},
+        limiter::CallShare,
         reservation::NEW_ENTRY,
         upload::{Upload, WriteOptions},
         workspace::Workspace,
     },
     decompress::Input,
     limits::{MAX_BYTES, MAX_DEPTH, MAX_DURATION, MAX_ENTRIES, MAX_PATH},
-    permits::ArchivePermits,
     staging::Staging,
     tar::{Kind, Member, Reader, Receiver},
 };
@@ -52,7 +52,7 @@ pub(in super::super) struct Import {
     /// What the archive has so far, without compression.
     bytes: u64,
     deadline: Instant,
-    _permits: ArchivePermits,
+    _permit: CallShare,
 }
 
 /// The directory that members are created in.
@@ -78,7 +78,7 @@ impl Import {
     /// Begins to unpack into a directory.
     pub(in super::super) fn begin(
         workspace: Workspace,
-        permits: ArchivePermits,
+        permit: CallShare,
         open: &v1::ImportFilesOpen,
     ) -> Result<Self, FileError> {
         let mut target = workspace.as_session(|| {
@@ -108,9 +108,14 @@ impl Import {
             created: 0,
             content_bytes: 0,
         };
-        let (input, reader, deadline) =
-            (Input::default(), Reader::default(), Instant::now() + MAX_DURATION);
-        Ok(Self { input, reader, tree, bytes: 0, deadline, _permits: permits })
+        Ok(Self {
+            input: Input::default(),
+            reader: Reader::default(),
+            tree,
+            bytes: 0,
+            deadline: Instant::now() + MAX_DURATION,
+            _permit: permit,
+        })
     }
 
     /// Unpacks the next piece.

@@ -8,10 +8,9 @@ mod export;
 mod fuzz;
 mod import;
 mod limits;
-mod permits;
 mod staging;
 mod tar;
 
 #[cfg(any(test, fuzzing))]
 pub use self::fuzz::tar as fuzz_tar;
-pub(super) use self::{export::Export, import::Import, permits::ArchivePermits};
+pub(super) use self::{export::Export, import::Import};
