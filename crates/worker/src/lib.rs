@@ -10,6 +10,7 @@ mod drain;
 mod egress;
 mod error;
 mod fault;
+mod file_work;
 mod files;
 mod health;
 mod lease;

@@ -18,6 +18,7 @@ use super::{
     run_watch::RunWatch,
     scan::{Found, Walk},
 };
+use crate::file_work::if_exists;
 
 /// Between two measurements of a session with a run, at least.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -67,7 +68,7 @@ pub(super) struct Account {
 }
 
 /// When a session is measured.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Schedule {
     /// Something may have changed since the last measurement began.
     is_stale: bool,
@@ -101,27 +102,14 @@ impl Beginning {
             return Ok(Begun::Known(Found { usage, ..Found::default() }));
         }
         let processes = self.processes.iter().flat_map(|reader| reader.pids().unwrap_or_default());
-        match Walk::begin(&self.target.directory, processes.collect(), self.max) {
-            // It is being removed.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Ok(Begun::Known(Found::default()))
-            }
-            begun => begun.map(Begun::Walk),
-        }
+        let walk = Walk::begin(&self.target.directory, processes.collect(), self.max);
+        // A directory that is being removed has nothing.
+        Ok(if_exists(walk)?.map_or_else(|| Begun::Known(Found::default()), Begun::Walk))
     }
 }
 
 impl Account {
     pub(super) fn new(target: Target, quota: Option<Arc<dyn Quota>>, limits: DiskLimits) -> Self {
-        let schedule = Schedule {
-            is_stale: true,
-            is_measuring: false,
-            begun: 0,
-            ended_at: None,
-            cost: Duration::ZERO,
-            is_urgent: false,
-            is_requested: false,
-        };
         Self {
             target: Arc::new(target),
             quota,
@@ -133,7 +121,7 @@ impl Account {
             reserved_before: DiskUsage::default(),
             unnamed_bytes: 0,
             runs: Vec::new(),
-            schedule,
+            schedule: Schedule { is_stale: true, ..Schedule::default() },
             is_suspect: false,
             disturbed: 0,
             free_bytes: 0,

@@ -14,11 +14,13 @@ use std::{
 
 use codelia_policy::{DiskLimits, Ids};
 use codelia_types::{LeaseEpoch, RunId, SessionId};
+use tokio::task::JoinError;
 use uuid::Uuid;
 
 use crate::{
     UidRange,
     disk::Quota,
+    file_work::{if_exists, unless_exists},
     workspace::{transaction::Transaction, trash, user_ids::SessionUsers, volumes::VolumeDirs},
 };
 
@@ -33,13 +35,20 @@ pub struct RootError {
 }
 
 impl RootError {
-    /// The thread that did the work panicked.
+    /// The work could not be finished.
     pub(crate) fn interrupted(source: io::Error) -> Self {
         Self { step: "finish work in", path: PathBuf::new(), source }
     }
 
     pub(crate) fn at(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self { step, path: path.to_owned(), source }
+    }
+}
+
+/// The thread that did the work panicked.
+impl From<JoinError> for RootError {
+    fn from(panic: JoinError) -> Self {
+        Self::interrupted(panic.into())
     }
 }
 
@@ -102,15 +111,9 @@ impl SessionRoot {
         if self.quota.is_none() {
             return Ok(());
         }
-        match DirBuilder::new().mode(0o700).create(self.own_trash(id)) {
-            // A new session has no directory yet.
-            Err(error)
-                if !matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) =>
-            {
-                Err(RootError::at("create the trash of", &directory)(error))
-            }
-            _ => Ok(()),
-        }
+        let created = unless_exists(DirBuilder::new().mode(0o700).create(self.own_trash(id)));
+        // A new session has no directory yet.
+        if_exists(created).map(drop).map_err(RootError::at("create the trash of", &directory))
     }
 
     /// Frees what sessions had that the worker gave up, or with `all` what any session has.
@@ -209,10 +212,10 @@ impl SessionRoot {
     /// Moves a directory to the trash under `name` and removes it there.
     fn discard(&self, from: &Path, name: &str) -> Result<u64, RootError> {
         let bytes = self.remove_from_trash(name)?;
-        match fs::rename(from, self.trash().join(name)) {
-            Ok(()) => Ok(bytes + self.remove_from_trash(name)?),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(bytes),
-            Err(error) => Err(RootError::at("move to the trash", from)(error)),
+        let moved = if_exists(fs::rename(from, self.trash().join(name)));
+        match moved.map_err(RootError::at("move to the trash", from))? {
+            Some(()) => Ok(bytes + self.remove_from_trash(name)?),
+            None => Ok(bytes),
         }
     }
 
@@ -342,20 +345,14 @@ fn create_private(path: &Path) -> Result<(), RootError> {
 
 /// Moves a directory into the trash under a new name.
 fn move_if_present(path: &Path, trash: &Path) -> Result<(), RootError> {
-    match fs::rename(path, trash.join(Uuid::new_v4().to_string())) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(RootError::at("move to the trash", path)(error))
-        }
-        _ => Ok(()),
-    }
+    let moved = if_exists(fs::rename(path, trash.join(Uuid::new_v4().to_string())));
+    moved.map(drop).map_err(RootError::at("move to the trash", path))
 }
 
 /// Removes everything in a trash. A missing one is empty.
 fn empty(trash: &Path) -> Result<u64, RootError> {
-    let entries = match fs::read_dir(trash) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
-        entries => entries.map_err(RootError::at("list", trash))?,
-    };
+    let entries = if_exists(fs::read_dir(trash)).map_err(RootError::at("list", trash))?;
+    let Some(entries) = entries else { return Ok(0) };
     let mut bytes = 0;
     for entry in entries {
         let name = entry.map_err(RootError::at("list", trash))?.file_name();
@@ -366,11 +363,7 @@ fn empty(trash: &Path) -> Result<u64, RootError> {
 
 /// Creates one directory, only for the worker. Returns whether it was absent.
 fn create_if_absent(path: &Path) -> Result<bool, RootError> {
-    match DirBuilder::new().mode(0o700).create(path) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
-        Err(error) => Err(RootError::at("create", path)(error)),
-    }
+    unless_exists(DirBuilder::new().mode(0o700).create(path)).map_err(RootError::at("create", path))
 }
 
 fn set_mode(path: &Path, mode: u32) -> Result<(), RootError> {
@@ -386,12 +379,7 @@ fn root_id(root: &Path) -> Result<Uuid, RootError> {
         write_id(&fresh).map_err(RootError::at("write", &fresh))?;
         let linked = fs::hard_link(&fresh, &path);
         fs::remove_file(&fresh).map_err(RootError::at("remove", &fresh))?;
-        match linked {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(RootError::at("create", &path)(error));
-            }
-            _ => {}
-        }
+        unless_exists(linked).map_err(RootError::at("create", &path))?;
     }
     let text = fs::read_to_string(&path).map_err(RootError::at("read", &path))?;
     let invalid =

@@ -7,10 +7,11 @@
 use std::{
     ffi::CStr,
     io,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
 
+use codelia_sys::resolve_beneath::proc_fd_path;
 use rustix::{
     fs::{
         AtFlags, CWD, Dir, FileType, IFlags, Mode, OFlags, chmod, ioctl_getflags, ioctl_setflags,
@@ -142,7 +143,7 @@ fn move_up(trash: &OwnedFd, dir: &OwnedFd, child: &CStr) -> io::Result<PathBuf> 
 fn unlink<P: Arg + Copy>(dir: &OwnedFd, name: P, flags: AtFlags) -> io::Result<()> {
     let removed = match unlinkat(dir, name, flags) {
         Err(Errno::ACCESS) => {
-            chmod(proc_path(dir), Mode::RWXU)?;
+            chmod(proc_fd_path(dir), Mode::RWXU)?;
             unlinkat(dir, name, flags)
         }
         Err(Errno::PERM) => {
@@ -165,11 +166,7 @@ fn make_accessible<P: Arg>(dir: &OwnedFd, name: P) -> io::Result<()> {
         OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
         Mode::empty(),
     )?;
-    Ok(chmod(proc_path(&directory), Mode::RWXU)?)
-}
-
-fn proc_path(fd: &OwnedFd) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+    Ok(chmod(proc_fd_path(&directory), Mode::RWXU)?)
 }
 
 /// Clears the flags that keep a directory, and an entry in it, from being changed.

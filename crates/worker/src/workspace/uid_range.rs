@@ -7,7 +7,7 @@
 use std::{
     fmt,
     fs::{self, File, Permissions},
-    io::{self, ErrorKind},
+    io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     time::SystemTime,
@@ -17,6 +17,7 @@ use rustix::fs::{FlockOperation, flock};
 use uuid::Uuid;
 
 use super::root::{RootError, identify};
+use crate::file_work::if_exists;
 
 /// Between what `useradd`, systemd, SSSD and container engines use by default.
 const FIRST: u32 = 2_100_000_000;
@@ -339,10 +340,7 @@ fn taken_ids(etc: &Path) -> io::Result<Vec<Taken>> {
         [("passwd", 2, None), ("group", 2, None), ("subuid", 1, Some(2)), ("subgid", 1, Some(2))]
     {
         let path = etc.join(name);
-        let text = match fs::read_to_string(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => continue,
-            text => text?,
-        };
+        let Some(text) = if_exists(fs::read_to_string(&path))? else { continue };
         for fields in text.lines().map(|line| line.split(':').collect::<Vec<_>>()) {
             let number = |at: usize| fields.get(at)?.trim().parse::<u32>().ok();
             let Some((base, count)) = number(first).zip(count.map_or(Some(1), number)) else {

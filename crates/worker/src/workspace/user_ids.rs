@@ -22,7 +22,10 @@ use codelia_types::SessionId;
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 
-use crate::UidRange;
+use crate::{
+    UidRange,
+    file_work::{if_exists, unless_exists},
+};
 
 /// Ids that a worker takes from the stored cursor together. A restart skips the rest of them.
 const BATCH: u32 = 64;
@@ -113,7 +116,7 @@ impl SessionUsers {
         if !self.is_claimed_by(session, uid) || self.is_shared(uid)? {
             return Ok(());
         }
-        remove_if_present(&self.claims.join(uid.to_string()))
+        if_exists(fs::remove_file(self.claims.join(uid.to_string()))).map(drop)
     }
 
     /// Frees the ids of sessions that no longer exist: their removal was interrupted.
@@ -127,7 +130,7 @@ impl SessionUsers {
             if !exists(&fs::read_link(claim.path())?)
                 && !uid.map_or(Ok(true), |uid| self.is_shared(uid))?
             {
-                remove_if_present(&claim.path())?;
+                if_exists(fs::remove_file(claim.path()))?;
             }
         }
         Ok(())
@@ -155,14 +158,9 @@ impl SessionUsers {
     }
 
     fn shared_paths(&self, file: &Path) -> io::Result<Vec<PathBuf>> {
-        match fs::read(file) {
-            Ok(text) => {
-                let paths = text.split(|byte| *byte == PATH_END).filter(|path| !path.is_empty());
-                Ok(paths.map(|path| PathBuf::from(OsStr::from_bytes(path))).collect())
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-            Err(error) => Err(error),
-        }
+        let text = if_exists(fs::read(file))?.unwrap_or_default();
+        let paths = text.split(|byte| *byte == PATH_END).filter(|path| !path.is_empty());
+        Ok(paths.map(|path| PathBuf::from(OsStr::from_bytes(path))).collect())
     }
 
     fn is_shared(&self, uid: u32) -> io::Result<bool> {
@@ -179,10 +177,8 @@ impl SessionUsers {
         let name = session.to_string();
         for _ in 0..range.count {
             let uid = range.base + self.next_offset(range)?;
-            match symlink(&name, self.claims.join(uid.to_string())) {
-                Ok(()) => return Ok(Some(uid)),
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
+            if unless_exists(symlink(&name, self.claims.join(uid.to_string())))? {
+                return Ok(Some(uid));
             }
         }
         Ok(None)
@@ -224,10 +220,7 @@ impl SessionUsers {
     /// Frees the ids of former sessions that have no file left in the paths they could write to.
     fn reclaim(&self) -> io::Result<()> {
         let mut candidates = BTreeMap::new();
-        let entries = match fs::read_dir(&self.shared) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            entries => entries?,
-        };
+        let Some(entries) = if_exists(fs::read_dir(&self.shared))? else { return Ok(()) };
         for entry in entries {
             let entry = entry?;
             let Ok(uid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
@@ -244,8 +237,8 @@ impl SessionUsers {
         let trees: BTreeSet<_> = candidates.values().flatten().cloned().collect();
         let found = owners_below(trees.into_iter().collect())?;
         for uid in candidates.into_keys().filter(|uid| !found.contains(uid)) {
-            remove_if_present(&self.claims.join(uid.to_string()))?;
-            remove_if_present(&self.shared.join(uid.to_string()))?;
+            if_exists(fs::remove_file(self.claims.join(uid.to_string())))?;
+            if_exists(fs::remove_file(self.shared.join(uid.to_string())))?;
         }
         Ok(())
     }
@@ -270,13 +263,6 @@ fn owners_below(mut paths: Vec<PathBuf>) -> io::Result<BTreeSet<u32>> {
         }
     }
     Ok(owners)
-}
-
-fn remove_if_present(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 fn own_ids() -> Ids {

@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, DirBuilder, Permissions},
-    io::{self, ErrorKind},
+    io,
     os::unix::fs::{DirBuilderExt, PermissionsExt, lchown},
     path::{Path, PathBuf},
 };
@@ -15,9 +15,8 @@ use codelia_sys::resolve_beneath;
 use codelia_types::{DiskUsage, VolumeId};
 use uuid::Uuid;
 
-use crate::disk;
-
 use super::trash;
+use crate::{disk, file_work::if_exists};
 
 /// Files of a volume that are counted.
 const MAX_INODES: u64 = 1_000_000;
@@ -61,10 +60,7 @@ impl VolumeDirs {
 
     /// The volumes that have a directory here.
     pub(crate) fn list(&self) -> io::Result<Vec<VolumeId>> {
-        let entries = match fs::read_dir(&self.path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries?,
-        };
+        let Some(entries) = if_exists(fs::read_dir(&self.path))? else { return Ok(Vec::new()) };
         let mut ids = Vec::new();
         for entry in entries {
             ids.extend(entry?.file_name().to_str().and_then(|name| name.parse::<VolumeId>().ok()));
@@ -75,9 +71,9 @@ impl VolumeDirs {
     /// Removes the directory of a volume. What a crash leaves is in the trash.
     pub(crate) fn remove(&self, id: VolumeId) -> io::Result<u64> {
         let name = format!("volume-{}", Uuid::new_v4());
-        match fs::rename(self.path.join(id.to_string()), self.trash.join(&name)) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
-            renamed => renamed?,
+        let moved = fs::rename(self.path.join(id.to_string()), self.trash.join(&name));
+        if if_exists(moved)?.is_none() {
+            return Ok(0);
         }
         trash::remove(&self.trash, Path::new(&name))
     }

@@ -16,6 +16,8 @@ use rustix::{
 };
 use uuid::Uuid;
 
+use crate::file_work::if_exists;
+
 const BLOCK: u64 = 4096;
 const INODE: u64 = 256;
 /// One group has this many blocks.
@@ -160,10 +162,7 @@ fn remove_old_blanks(directory: &Path) -> io::Result<()> {
     found.sort();
     let surplus = (found.len() + 1).saturating_sub(MAX_BLANKS);
     for (_, path) in found.into_iter().take(surplus) {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        if_exists(fs::remove_file(path))?;
     }
     Ok(())
 }

@@ -32,6 +32,7 @@ use super::{
     missing::Missing,
     quota::{Quota, Target},
 };
+use crate::file_work::{if_exists, unless_exists};
 
 const REMEDY: &str = "run the worker as root, with loop devices and Debian's `e2fsprogs`";
 /// Starts the name of a directory in which a worker tries whether images work.
@@ -104,10 +105,7 @@ impl Images {
 
     /// Mounts an image on a directory, unless it is. A new image was never mounted.
     fn mount(&self, image: &Path, directory: &Path, is_new: bool) -> io::Result<()> {
-        match DirBuilder::new().mode(0o700).create(directory) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
+        unless_exists(DirBuilder::new().mode(0o700).create(directory))?;
         if is_mount_point(directory)? {
             return Ok(());
         }
@@ -229,10 +227,7 @@ impl Quota for Images {
         }
         let bytes = lock.metadata()?.blocks() * 512;
         for path in [self.users(session), image] {
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            if_exists(fs::remove_file(&path))?;
         }
         Ok(bytes)
     }
@@ -268,10 +263,7 @@ fn sweep(directory: &Path) -> io::Result<()> {
 
 /// Locks an image. `None` if there is none.
 fn locked(image: &Path) -> io::Result<Option<File>> {
-    let file = match File::open(image) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        file => file?,
-    };
+    let Some(file) = if_exists(File::open(image))? else { return Ok(None) };
     flock(&file, FlockOperation::LockExclusive)?;
     // Another worker may have removed it before.
     Ok((file.metadata()?.nlink() > 0).then_some(file))

@@ -3,7 +3,6 @@
 
 use std::{
     fs::{self, DirBuilder},
-    io::ErrorKind,
     os::{fd::OwnedFd, unix::fs::DirBuilderExt},
     path::{Path, PathBuf},
 };
@@ -14,7 +13,7 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use super::super::{error::FileError, workspace::Workspace};
-use crate::workspace::trash;
+use crate::{file_work::unless_exists, workspace::trash};
 
 /// The name of the imported directory.
 const TREE: &str = "tree";
@@ -34,10 +33,7 @@ impl Staging {
     /// Creates an empty directory that will be moved to `target`.
     pub(super) fn create(workspace: &Workspace, target: ResolvedPath) -> Result<Self, FileError> {
         let imports = workspace.imports();
-        match DirBuilder::new().mode(0o700).create(&imports) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
-            _ => {}
-        }
+        unless_exists(DirBuilder::new().mode(0o700).create(&imports))?;
         let name = Uuid::new_v4().to_string();
         let path = imports.join(&name);
         let directory = workspace.create_private(&path)?;

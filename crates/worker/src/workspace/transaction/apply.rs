@@ -5,8 +5,9 @@
 
 use std::{ffi::CStr, io};
 
+use codelia_sys::resolve_beneath::proc_fd_path;
 use rustix::{
-    fd::{AsRawFd, OwnedFd},
+    fd::OwnedFd,
     fs::{
         AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, chmod, fchmod,
         fchown, fstat, futimens, mkdirat, openat, renameat, unlinkat,
@@ -121,7 +122,7 @@ impl Apply<'_> {
         let directory = openat(lower, name, OFlags::PATH | DIRECTORY, Mode::empty())?;
         let mode = fstat(&directory)?.st_mode & 0o7777;
         if mode & 0o700 != 0o700 {
-            let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
+            let path = proc_fd_path(&directory);
             self.step(|| chmod(path, Mode::from_raw_mode(mode | 0o700)))?;
         }
         Ok(openat(lower, name, DIRECTORY, Mode::empty())?)

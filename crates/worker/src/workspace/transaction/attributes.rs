@@ -6,8 +6,9 @@ use std::{
     path::PathBuf,
 };
 
+use codelia_sys::resolve_beneath::proc_fd_path;
 use rustix::{
-    fd::{AsFd, AsRawFd},
+    fd::AsFd,
     fs::{XattrFlags, fgetxattr, flistxattr, fremovexattr, fsetxattr, llistxattr, lremovexattr},
     io::Errno,
 };
@@ -22,8 +23,7 @@ const MODE: &CStr = c"user.codelia.mode";
 /// A name in a directory, for calls that take a path and follow no link at its end.
 fn path(directory: &impl AsFd, name: &CStr) -> PathBuf {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
-    let directory = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
-    PathBuf::from(directory).join(OsStr::from_bytes(name.to_bytes()))
+    proc_fd_path(directory).join(OsStr::from_bytes(name.to_bytes()))
 }
 
 /// Whether a directory of a layer hides the one of the workspace. Only the overlay can have set it.
@@ -75,8 +75,8 @@ pub(super) fn forget_mode(directory: &impl AsFd) -> io::Result<()> {
 
 /// Gives a directory the attributes and access lists of another one.
 pub(super) fn copy(from: &impl AsFd, to: &impl AsFd) -> io::Result<()> {
-    let (wanted, present) =
-        (list(|buffer| flistxattr(from, buffer))?, list(|buffer| flistxattr(to, buffer))?);
+    let wanted = list(|buffer| flistxattr(from, buffer))?;
+    let present = list(|buffer| flistxattr(to, buffer))?;
     for name in present.iter().filter(|name| is_copied(name) && !wanted.contains(name)) {
         remove(|| fremovexattr(to, name.as_c_str()))?;
     }

@@ -35,7 +35,11 @@ use rustix::{
 use uuid::Uuid;
 
 pub(crate) use self::scan::ScanError;
-use crate::{fault, workspace::trash};
+use crate::{
+    fault,
+    file_work::{if_exists, unless_exists},
+    workspace::trash,
+};
 
 /// The name of the layer, which is also that of its mount point.
 const LAYER: &str = "workspace";
@@ -63,10 +67,8 @@ impl Transaction {
 
     /// The transactions that a session has.
     pub(crate) fn find(workspace: &Path, trash: &Path) -> io::Result<Vec<Self>> {
-        let entries = match fs::read_dir(transactions_dir(workspace)) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries?,
-        };
+        let entries = if_exists(fs::read_dir(transactions_dir(workspace)))?;
+        let Some(entries) = entries else { return Ok(Vec::new()) };
         let mut found = Vec::new();
         for entry in entries {
             let name = entry?.file_name();
@@ -95,10 +97,7 @@ impl Transaction {
     pub(crate) fn create(&self) -> io::Result<()> {
         self.discard()?;
         for path in [transactions_dir(&self.workspace), self.path()] {
-            match DirBuilder::new().mode(0o711).create(&path) {
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                made => made?,
-            }
+            unless_exists(DirBuilder::new().mode(0o711).create(&path))?;
             fs::set_permissions(&path, fs::Permissions::from_mode(0o711))?;
         }
         DirBuilder::new().mode(0o700).create(self.path().join("replaced"))?;
@@ -142,18 +141,13 @@ impl Transaction {
     /// Like [`Transaction::apply`], but fails when `may_continue` returns `false`.
     fn apply_while(&self, may_continue: &dyn Fn() -> bool) -> io::Result<()> {
         let path = self.path();
-        let directory = match open_directory(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            opened => opened?,
-        };
+        let Some(directory) = if_exists(open_directory(&path))? else { return Ok(()) };
         flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
         // Another worker may have finished and removed it since it was opened.
         let own = rustix::fs::fstat(&directory)?;
-        match fs::metadata(&path) {
-            Ok(found) if (found.dev(), found.ino()) == (own.st_dev, own.st_ino) => {}
-            Ok(_) => return Ok(()),
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(error),
+        let found = if_exists(fs::metadata(&path))?;
+        if found.is_none_or(|found| (found.dev(), found.ino()) != (own.st_dev, own.st_ino)) {
+            return Ok(());
         }
         let upper = open_directory(&self.layer().join("upper"))?;
         let workspace = open_directory(&self.workspace)?;
@@ -170,9 +164,9 @@ impl Transaction {
 
     /// Moves the directory to the trash, where [`Transaction::empty_trash`] or upkeep removes it.
     pub(crate) fn discard(&self) -> io::Result<()> {
-        match fs::rename(self.path(), self.trash_path(&Uuid::new_v4().to_string())) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            moved => moved?,
+        let moved = fs::rename(self.path(), self.trash_path(&Uuid::new_v4().to_string()));
+        if if_exists(moved)?.is_none() {
+            return Ok(());
         }
         match fs::remove_dir(transactions_dir(&self.workspace)) {
             Err(error) if error.kind() != ErrorKind::DirectoryNotEmpty => Err(error),

@@ -10,11 +10,13 @@ use std::{
     path::PathBuf,
 };
 
+use codelia_sys::resolve_beneath::proc_fd_path;
 use codelia_types::{Change, ChangeKind, ChangedFile, Changes, ChangesState};
 use rustix::{
-    fd::{AsRawFd, OwnedFd},
+    fd::OwnedFd,
     fs::{AtFlags, FileType, Mode, OFlags, Stat, chmod, fchmod, openat, unlinkat},
 };
+use tokio::task::JoinError;
 
 use super::{DIRECTORY, MAX_DEPTH, attributes, is_whiteout, kind, names, status};
 
@@ -41,6 +43,12 @@ pub(crate) enum ScanError {
 impl From<rustix::io::Errno> for ScanError {
     fn from(errno: rustix::io::Errno) -> Self {
         Self::Io(errno.into())
+    }
+}
+
+impl From<JoinError> for ScanError {
+    fn from(panic: JoinError) -> Self {
+        Self::Io(panic.into())
     }
 }
 
@@ -177,8 +185,7 @@ fn is_accessible(stat: &Stat) -> bool {
 fn open_accessible(parent: &OwnedFd, name: &CStr, stat: &Stat) -> io::Result<OwnedFd> {
     if !is_accessible(stat) {
         let directory = openat(parent, name, OFlags::PATH | DIRECTORY, Mode::empty())?;
-        let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
-        chmod(path, Mode::from_raw_mode(stat.st_mode & 0o7777 | 0o700))?;
+        chmod(proc_fd_path(&directory), Mode::from_raw_mode(stat.st_mode & 0o7777 | 0o700))?;
     }
     Ok(openat(parent, name, DIRECTORY, Mode::empty())?)
 }

@@ -1,0 +1,19 @@
+//! Results of work with files that are no failures.
+
+use std::io::{self, ErrorKind};
+
+/// The result of work with something that may be absent; `None` if it is.
+pub(crate) fn if_exists<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        done => done.map(Some),
+    }
+}
+
+/// The result of creating something that may exist; `false` if it does.
+pub(crate) fn unless_exists(created: io::Result<()>) -> io::Result<bool> {
+    match created {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        created => created.map(|()| true),
+    }
+}
