@@ -134,38 +134,35 @@ impl Sessions {
         lock
     }
 
-    /// User and group of a held session's processes.
-    pub(crate) fn ids(&self, id: SessionId) -> Option<Ids> {
+    /// Reads something of a held session.
+    fn read<T>(&self, id: SessionId, read: impl FnOnce(&Held) -> T) -> Option<T> {
         match self.table.lock().get(&id)? {
-            Entry::Held(held) => Some(held.ids),
+            Entry::Held(held) => Some(read(held)),
             Entry::Acquiring | Entry::Releasing(_) => None,
         }
+    }
+
+    /// User and group of a held session's processes.
+    pub(crate) fn ids(&self, id: SessionId) -> Option<Ids> {
+        self.read(id, |held| held.ids)
     }
 
     /// The tenant of a held session, and the epoch under which it is held.
     pub(crate) fn tenant_and_epoch(&self, id: SessionId) -> Option<(TenantId, LeaseEpoch)> {
-        match self.table.lock().get(&id)? {
-            Entry::Held(held) => Some((held.tenant.clone(), held.epoch)),
-            Entry::Acquiring | Entry::Releasing(_) => None,
-        }
+        self.read(id, |held| (held.tenant.clone(), held.epoch))
     }
 
     /// What file calls need, if the session is held under this epoch and has not ended.
     pub(crate) fn for_files(&self, id: SessionId, epoch: LeaseEpoch) -> Option<(SessionSpec, Ids)> {
-        match self.table.lock().get(&id)? {
-            Entry::Held(held) if held.epoch == epoch && !held.closing => {
-                Some((held.spec.clone(), held.ids))
-            }
-            Entry::Held(_) | Entry::Acquiring | Entry::Releasing(_) => None,
-        }
+        self.read(id, |held| {
+            let is_usable = held.epoch == epoch && !held.closing;
+            is_usable.then(|| (held.spec.clone(), held.ids))
+        })?
     }
 
     /// The changes that a held session holds. Does not change while the workspace is in use.
     pub(crate) fn hold(&self, id: SessionId) -> Option<Hold> {
-        match self.table.lock().get(&id)? {
-            Entry::Held(held) => held.hold,
-            Entry::Acquiring | Entry::Releasing(_) => None,
-        }
+        self.read(id, |held| held.hold)?
     }
 
     /// Sets what a session that is held under this epoch holds. The caller is alone in the
@@ -278,28 +275,19 @@ impl Sessions {
     /// The tenant and a run of this session that overrides nothing; `None` if it is not held or has
     /// ended.
     pub(crate) fn default_run_spec(&self, id: SessionId) -> Option<(TenantId, RunSpec)> {
-        match self.table.lock().get(&id)? {
-            Entry::Held(held) if !held.closing => {
-                Some((held.tenant.clone(), default_run_spec(&held.spec)))
-            }
-            _ => None,
-        }
+        self.read(id, |held| {
+            (!held.closing).then(|| (held.tenant.clone(), default_run_spec(&held.spec)))
+        })?
     }
 
     /// The flag that chose the mode of a held session, and that mode.
     pub(crate) fn flag(&self, id: SessionId) -> Option<(FlagRef, Mode)> {
-        match self.table.lock().get(&id)? {
-            Entry::Held(held) => Some((held.spec.flags.mode.clone()?, held.spec.mode)),
-            Entry::Acquiring | Entry::Releasing(_) => None,
-        }
+        self.read(id, |held| Some((held.spec.flags.mode.clone()?, held.spec.mode)))?
     }
 
     /// The network policy that a held session was created with.
     pub(crate) fn network(&self, id: SessionId) -> Option<NetworkPolicy> {
-        match self.table.lock().get(&id)? {
-            Entry::Held(held) => Some(held.spec.policy.network.clone()),
-            Entry::Acquiring | Entry::Releasing(_) => None,
-        }
+        self.read(id, |held| held.spec.policy.network.clone())
     }
 
     /// Gives a session a spare sandbox, unless it has one that fits or the pool is full.
