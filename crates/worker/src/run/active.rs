@@ -125,7 +125,7 @@ impl ActiveRun {
             cancel_grace: watch::Sender::new(None),
             phase: watch::Sender::new(Phase::Assigned),
             output: Arc::new(OutputLog::new(spec.limits.output_bytes)),
-            violations: ViolationLog::new(),
+            violations: ViolationLog::default(),
             escape: EscapeLog::default(),
             near_limits: NearLimitLog::new(OutputPacing::of(&spec.policy).is_immediate()),
             control,

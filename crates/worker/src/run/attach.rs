@@ -17,7 +17,7 @@ use codelia_proto::{
     },
 };
 use codelia_store::OutputStream as Which;
-use codelia_types::TerminalSize;
+use codelia_types::{NearLimit, TerminalSize, Violations};
 use futures::{Stream, StreamExt, stream};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -69,8 +69,8 @@ pub(crate) struct RunAttachment {
     near_limits_sent: usize,
     phase: watch::Receiver<Phase>,
     output: watch::Receiver<()>,
-    violations: watch::Receiver<()>,
-    near_limits: watch::Receiver<()>,
+    violations: watch::Receiver<Violations>,
+    near_limits: watch::Receiver<Vec<NearLimit>>,
     follower: Option<Follower>,
     _owner: Option<OwnerGuard>,
     _detached: DropGuard,

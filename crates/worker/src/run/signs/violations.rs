@@ -3,44 +3,38 @@
 use codelia_store::{EventBody, EventKind};
 use codelia_telemetry::metrics;
 use codelia_types::{CountedViolation, Violation, Violations};
-use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::watch;
 
 /// One run's violations.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ViolationLog {
-    log: Mutex<Violations>,
-    /// Attached callers wait on it.
-    changed: watch::Sender<()>,
+    /// Attached callers wait for changes.
+    log: watch::Sender<Violations>,
 }
 
 impl ViolationLog {
-    pub(crate) fn new() -> Self {
-        Self { log: Mutex::default(), changed: watch::Sender::new(()) }
-    }
-
     pub(crate) fn add(&self, violation: Violation) {
         metrics().violation(&violation.kind);
-        let (syscall, args) = (violation.syscall.clone(), violation.display_args());
-        if self.log.lock().add(violation) {
+        let syscall = violation.syscall.clone();
+        let args = violation.display_args();
+        if self.log.send_if_modified(|log| log.add(violation)) {
             tracing::warn!(syscall, args, "system call blocked");
-            self.changed.send_replace(());
         }
     }
 
     /// The `index`th distinct violation, in the order in which they first occurred.
     pub(crate) fn get(&self, index: usize) -> Option<CountedViolation> {
-        self.log.lock().seen.get(index).cloned()
+        self.log.borrow().seen.get(index).cloned()
     }
 
     pub(crate) fn all(&self) -> Violations {
-        self.log.lock().clone()
+        self.log.borrow().clone()
     }
 
     /// Reports new violations.
-    pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
-        self.changed.subscribe()
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Violations> {
+        self.log.subscribe()
     }
 }
 

@@ -3,23 +3,21 @@
 use codelia_store::{EventBody, EventKind};
 use codelia_telemetry::metrics;
 use codelia_types::{NearLimit, Resource};
-use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::watch;
 
 /// One run's limits that were near, each once.
 #[derive(Debug)]
 pub(crate) struct NearLimitLog {
-    log: Mutex<Vec<NearLimit>>,
-    /// Attached callers wait on it.
-    changed: watch::Sender<()>,
+    /// Attached callers wait for changes.
+    log: watch::Sender<Vec<NearLimit>>,
     /// Whether callers may see them at once: they say when something happened.
     is_shown: bool,
 }
 
 impl NearLimitLog {
     pub(crate) fn new(is_shown: bool) -> Self {
-        Self { log: Mutex::default(), changed: watch::Sender::new(()), is_shown }
+        Self { log: watch::Sender::default(), is_shown }
     }
 
     /// Adds a limit if this much of it is near.
@@ -32,30 +30,31 @@ impl NearLimitLog {
     /// Adds a limit unless it was added.
     pub(crate) fn add(&self, near: NearLimit) {
         let NearLimit { resource, used, limit } = near;
-        {
-            let mut log = self.log.lock();
-            if log.iter().any(|known| known.resource == resource) {
-                return;
+        let is_new = self.log.send_if_modified(|log| {
+            let is_new = log.iter().all(|known| known.resource != resource);
+            if is_new {
+                log.push(near);
             }
-            log.push(near);
+            is_new
+        });
+        if is_new {
+            metrics().near_limit(resource.as_str());
+            tracing::info!(resource = resource.as_str(), used, limit, "run is near a limit");
         }
-        metrics().near_limit(resource.as_str());
-        tracing::info!(resource = resource.as_str(), used, limit, "run is near a limit");
-        self.changed.send_replace(());
     }
 
     /// The `index`th limit that callers may see.
     pub(crate) fn get(&self, index: usize) -> Option<NearLimit> {
-        self.is_shown.then(|| self.log.lock().get(index).copied()).flatten()
+        self.is_shown.then(|| self.log.borrow().get(index).copied()).flatten()
     }
 
     pub(crate) fn all(&self) -> Vec<NearLimit> {
-        self.log.lock().clone()
+        self.log.borrow().clone()
     }
 
     /// Reports new limits.
-    pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
-        self.changed.subscribe()
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Vec<NearLimit>> {
+        self.log.subscribe()
     }
 }
 
