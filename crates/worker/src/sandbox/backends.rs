@@ -48,6 +48,13 @@ pub(crate) struct Denial {
     pub(crate) field: Option<&'static str>,
 }
 
+impl Denial {
+    /// A denial because of a field.
+    pub(crate) fn at(field: &'static str, reason: Reason, message: String) -> Self {
+        Self { refusal: Refusal { reason, message }, field: Some(field) }
+    }
+}
+
 impl From<Refusal> for Denial {
     fn from(refusal: Refusal) -> Self {
         Self { refusal, field: None }
@@ -277,8 +284,7 @@ pub(crate) fn failed(error: &(dyn std::error::Error + 'static)) -> Refusal {
 /// A plan that this host cannot enforce, because of a field.
 pub(crate) fn unenforceable(field: &'static str, message: String) -> Denial {
     tracing::info!(field, "plan cannot be enforced on this host");
-    let refusal = Refusal { reason: Reason::Unenforceable, message };
-    Denial { refusal, field: Some(field) }
+    Denial::at(field, Reason::Unenforceable, message)
 }
 
 /// What an operator withdrew while the run waited.
@@ -303,10 +309,7 @@ pub(crate) fn not_permitted(spec: &RunSpec, withdrawn: Withdrawn) -> Denial {
             )
         }
     };
-    Denial {
-        refusal: Refusal { reason: Reason::ApprovalNotPermitted, message },
-        field: Some(field),
-    }
+    Denial::at(field, Reason::ApprovalNotPermitted, message)
 }
 
 /// What happened to the tool of a run while it waited.
@@ -328,14 +331,13 @@ pub(crate) fn tool_withdrawn(tool: &RunTool, why: ToolWithdrawn) -> Denial {
             format!("an operator withdrew the approval of tool {id} while the run waited"),
         ),
     };
-    Denial { refusal: Refusal { reason, message }, field: Some("tool") }
+    Denial::at("tool", reason, message)
 }
 
 /// Secret variables that the worker cannot decrypt.
 pub(crate) fn no_secrets(why: &str) -> Denial {
     let message = format!("cannot decrypt the secret variables: {why}");
-    let refusal = Refusal { reason: Reason::SecretsUnavailable, message };
-    Denial { refusal, field: Some("command.secret_env") }
+    Denial::at("command.secret_env", Reason::SecretsUnavailable, message)
 }
 
 /// A session that uses far more than its limit. Only file calls can make room.
@@ -346,16 +348,12 @@ pub(crate) fn session_full(full: DiskFull) -> Denial {
     let message = format!(
         "the session uses {used} of {max} {unit}, too much for any run; remove files with `codelia rm`, or close it"
     );
-    Denial {
-        refusal: Refusal { reason: Reason::SessionDiskFull, message },
-        field: Some(limit.field()),
-    }
+    Denial::at(limit.field(), Reason::SessionDiskFull, message)
 }
 
 fn unavailable(mode: Mode) -> Denial {
     let message = format!("mode {mode} is not available on this worker");
-    let refusal = Refusal { reason: Reason::ModeUnavailable, message };
-    Denial { refusal, field: Some("mode") }
+    Denial::at("mode", Reason::ModeUnavailable, message)
 }
 
 #[cfg(test)]
