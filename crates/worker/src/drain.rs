@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use codelia_store::{DrainedBy, Error, FlagTally};
+use codelia_store::{DrainedBy, Error};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::{
@@ -24,11 +24,6 @@ pub(crate) struct Drainer {
     pub(crate) core: Arc<Core>,
     pub(crate) poller: Arc<Poller>,
     pub(crate) dispatcher: Arc<Dispatcher>,
-    pub(crate) flags: Arc<FlagTally>,
-    /// How long running runs may continue.
-    pub(crate) grace: Duration,
-    /// From the signal that asks a command to end to the one that kills it.
-    pub(crate) kill_grace: Duration,
 }
 
 impl Drainer {
@@ -39,7 +34,7 @@ impl Drainer {
             self.core.store.worker_drain(self.core.lease.worker(), DrainedBy::Worker).await;
         log_failure("drain", drained.map(drop));
         self.dispatcher.forget_waiting();
-        let deadline = Instant::now() + self.grace;
+        let deadline = Instant::now() + self.core.options.worker.drain_grace();
         tokio::select! {
             () = sleep_until(deadline) => {}
             () = self.core.runs.none_active() => {}
@@ -54,7 +49,7 @@ impl Drainer {
             );
         }
         self.discard_spares().await;
-        log_failure("count", self.flags.flush(&self.core.store).await);
+        log_failure("count", self.core.flags.flush(&self.core.store).await);
         let left = self
             .core
             .store
@@ -91,17 +86,18 @@ impl Drainer {
     }
 
     async fn end_runs(&self) {
+        let kill_grace = self.core.options.kill_grace;
         let running = self.core.runs.all_active();
         if !running.is_empty() {
             tracing::warn!(runs = running.len(), "drain deadline, ending the runs that are left");
         }
         for run in running {
             if run.cancel.is_cancelled() {
-                run.cancel_within(Some(self.kill_grace));
+                run.cancel_within(Some(kill_grace));
             }
             run.drain_deadline.cancel();
         }
-        if timeout(self.kill_grace + COMMIT_TIMEOUT, self.core.runs.none_active()).await.is_err() {
+        if timeout(kill_grace + COMMIT_TIMEOUT, self.core.runs.none_active()).await.is_err() {
             tracing::error!(
                 runs = self.core.runs.all_active().len(),
                 "drain timed out before all runs ended"

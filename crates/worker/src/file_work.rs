@@ -1,6 +1,18 @@
-//! Results of work with files that are no failures.
+//! Work with files: off the async runtime, and with results that are no failures.
 
 use std::io::{self, ErrorKind};
+
+use tokio::task::{JoinError, spawn_blocking};
+
+/// Does file work outside the async runtime. Work that panicked fails, too.
+pub(crate) async fn blocking<T, E, F>(work: F) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: From<JoinError> + Send + 'static,
+    F: FnOnce() -> Result<T, E> + Send + 'static,
+{
+    spawn_blocking(work).await?
+}
 
 /// The result of work with something that may be absent; `None` if it is.
 pub(crate) fn if_exists<T>(done: io::Result<T>) -> io::Result<Option<T>> {

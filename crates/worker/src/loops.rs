@@ -12,8 +12,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    error::Error, lease::keeper, registration::Registration, sandbox::receipts::leave_rotation,
-    worker::Worker,
+    error::Error, lease::keeper, registration::Registration, run::signs::canary,
+    sandbox::receipts::leave_rotation, worker::Worker,
 };
 
 /// The task that keeps the lease, on a thread of its own. Without it nothing may start or commit.
@@ -36,57 +36,45 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> {
     let tasks = CriticalTasks::default();
     start_keeper(worker, &tasks).await?;
-    let w = worker.clone();
-    tasks.critical("poll", async move {
-        repeat("poll", w.poll_interval, &w.core.wakeups.poll, || w.poller.run_once()).await;
+    let wakeups = &worker.core.wakeups;
+    let poll_interval = worker.core.options.worker.poll_interval;
+    woken(worker, &tasks, "poll", poll_interval, &wakeups.poll, |w| async move {
+        w.poller.run_once().await
     });
-    let w = worker.clone();
-    tasks.critical("upkeep", async move {
-        repeat("upkeep", SWEEP_INTERVAL, &w.core.wakeups.upkeep, || w.upkeep.sweep()).await;
+    woken(worker, &tasks, "upkeep", SWEEP_INTERVAL, &wakeups.upkeep, |w| async move {
+        w.upkeep.sweep().await
     });
-    let w = worker.clone();
-    tasks.critical("leftovers", async move {
-        loop {
-            w.core.backends.sweep().await;
-            sleep(jittered(LEFTOVERS_INTERVAL)).await;
-        }
+    every(worker, &tasks, "leftovers", LEFTOVERS_INTERVAL, |w| async move {
+        w.core.backends.sweep().await;
+        Ok(())
     });
-    let w = worker.clone();
-    tasks.critical("volumes", async move {
-        repeat("volumes", LEFTOVERS_INTERVAL, &Notify::new(), || w.upkeep.remove_volumes()).await;
+    every(worker, &tasks, "volumes", LEFTOVERS_INTERVAL, |w| async move {
+        w.upkeep.remove_volumes().await
     });
-    let w = worker.clone();
-    tasks.critical("purge", async move {
-        repeat("purge", PURGE_INTERVAL, &Notify::new(), || w.upkeep.purge()).await;
-    });
+    every(worker, &tasks, "purge", PURGE_INTERVAL, |w| async move { w.upkeep.purge().await });
     let disk = worker.core.disk.clone();
     tasks.critical_thread("disk monitor", move || disk.monitor()).map_err(Error::Thread)?;
     let w = worker.clone();
     tasks.critical("upkeep", async move { upkeep(&w).await });
     let w = worker.clone();
     tasks.critical("rotation", async move { watch_receipts(&w).await });
-    let w = worker.clone();
-    tasks.critical("mode flags", async move {
-        repeat("mode flags", FlagTally::INTERVAL, &Notify::new(), || w.flags.flush(&w.core.store))
-            .await;
+    every(worker, &tasks, "mode flags", FlagTally::INTERVAL, |w| async move {
+        w.core.flags.flush(&w.core.store).await
     });
-    let w = worker.clone();
-    tasks.critical("disk usage", async move {
-        repeat("disk usage", USAGE_INTERVAL, &Notify::new(), || w.disk_reporter.report()).await;
+    every(worker, &tasks, "disk usage", USAGE_INTERVAL, |w| async move {
+        w.disk_reporter.report().await
     });
-    let w = worker.clone();
-    tasks.critical("disk space", async move {
-        repeat("disk space", SPACE_INTERVAL, &Notify::new(), || w.disk_reporter.watch_space())
-            .await;
+    every(worker, &tasks, "disk space", SPACE_INTERVAL, |w| async move {
+        w.disk_reporter.watch_space().await
     });
     let w = worker.clone();
     tasks.critical("audit checkpoints", async move { w.core.store.audit_checkpoints_run().await });
     if let Some(canaries) = worker.core.backends.canaries() {
-        tasks.critical("canary files", worker.canaries.clone().run(canaries.clone()));
+        tasks.critical("canary files", canary::follow(worker.core.clone(), canaries.clone()));
     }
-    tasks.critical("egress proxy", worker.egress.clone().run());
-    tasks.critical("egress approvals", worker.egress.clone().ask());
-    tasks.critical("egress updates", worker.egress.clone().follow_sessions());
+    tasks.critical("egress proxy", worker.core.egress.clone().run());
+    tasks.critical("egress approvals", worker.core.egress.clone().ask());
+    tasks.critical("egress updates", worker.core.egress.clone().follow_sessions());
     Ok(tasks)
 }
 
@@ -149,12 +137,12 @@ async fn upkeep(worker: &Worker) {
             worker.core.wakeups.upkeep.notify_one();
         }
     };
-    Upkeep::new(worker.core.store.clone(), worker.retention).run(observe).await;
+    Upkeep::new(worker.core.store.clone(), worker.core.options.retention).run(observe).await;
 }
 
 /// Takes the worker out of rotation when a sandbox left something behind.
 async fn watch_receipts(worker: &Worker) {
-    let receipt = worker.receipts.unclean().await;
+    let receipt = worker.core.receipts.unclean().await;
     loop {
         worker.core.wakeups.poll.notify_one();
         match leave_rotation(&worker.core.store, worker.core.lease.worker(), receipt).await {
@@ -165,18 +153,42 @@ async fn watch_receipts(worker: &Worker) {
     }
 }
 
-/// Calls `once` about every `interval` and whenever `now` is notified.
-async fn repeat<F>(name: &'static str, interval: Duration, now: &Notify, once: impl Fn() -> F)
-where
-    F: Future<Output = Result<(), codelia_store::Error>>,
+/// Starts a loop that makes a pass about every `interval`.
+fn every<F>(
+    worker: &Arc<Worker>,
+    tasks: &CriticalTasks,
+    name: &'static str,
+    interval: Duration,
+    pass: impl Fn(Arc<Worker>) -> F + Send + 'static,
+) where
+    F: Future<Output = Result<(), codelia_store::Error>> + Send,
 {
-    loop {
-        if let Err(error) = once().await {
-            tracing::warn!(error = &error as &dyn std::error::Error, name, "pass failed, retrying");
+    woken(worker, tasks, name, interval, &Arc::default(), pass);
+}
+
+/// Starts a loop that makes a pass about every `interval`, and whenever `now` is notified.
+fn woken<F>(
+    worker: &Arc<Worker>,
+    tasks: &CriticalTasks,
+    name: &'static str,
+    interval: Duration,
+    now: &Arc<Notify>,
+    pass: impl Fn(Arc<Worker>) -> F + Send + 'static,
+) where
+    F: Future<Output = Result<(), codelia_store::Error>> + Send,
+{
+    let worker = worker.clone();
+    let now = now.clone();
+    tasks.critical(name, async move {
+        loop {
+            if let Err(error) = pass(worker.clone()).await {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, name, "pass failed, retrying");
+            }
+            tokio::select! {
+                () = sleep(jittered(interval)) => {}
+                () = now.notified() => {}
+            }
         }
-        tokio::select! {
-            () = sleep(jittered(interval)) => {}
-            () = now.notified() => {}
-        }
-    }
+    });
 }

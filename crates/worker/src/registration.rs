@@ -20,7 +20,6 @@ use crate::{
     core::Core,
     lease::{keeper::LeaseClient, worker_lease::WorkerLease},
     run::dispatch::Dispatcher,
-    sandbox::receipts::Receipts,
 };
 
 /// Killed sandboxes end quickly; one that takes longer cannot be killed.
@@ -35,7 +34,6 @@ pub(crate) struct Registration {
     pub(crate) runtime: Handle,
     /// What the worker registers; each registration fills in its own incarnation.
     pub(crate) record: NewWorker,
-    pub(crate) receipts: Arc<Receipts>,
     pub(crate) dispatcher: Arc<Dispatcher>,
     /// A lease was lost and its event is not recorded yet.
     pub(crate) was_fenced: AtomicBool,
@@ -73,7 +71,7 @@ impl LeaseClient for Registration {
         let previous = Some(self.core.lease.incarnation());
         let worker = NewWorker { incarnation, previous, ..self.record.clone() };
         let heartbeat = self.connection.register(&worker).await?;
-        if !self.receipts.are_clean() {
+        if !self.core.receipts.are_clean() {
             self.connection.drain(self.core.lease.worker()).await?;
         }
         if self.was_fenced.swap(false, Ordering::Relaxed) {
@@ -83,7 +81,7 @@ impl LeaseClient for Registration {
     }
 
     async fn renew(&self, incarnation: Incarnation) -> Result<Heartbeat, Error> {
-        let busy = i32::try_from(self.dispatcher.slots().lock().busy()).unwrap_or(i32::MAX);
+        let busy = i32::try_from(self.core.slots.lock().busy()).unwrap_or(i32::MAX);
         self.connection
             .renew(self.core.lease.worker(), incarnation, self.record.lease_ttl, busy)
             .await

@@ -67,18 +67,20 @@ impl Service {
             return Err(Error::NoMode);
         }
         let (listener, address) = server::bind(&options).await?;
-        let worker = Worker::new(&options, store, backends, root, address);
+        let worker = Worker::new(options, store, backends, root, address);
         let tasks = loops::start(&worker).await?;
         if let server::Listener::Tcp(_, identity) = &listener {
             tasks.critical("certificates", identity.clone().follow());
         }
         let services = server::services(worker.run_service(), worker.file_service());
+        let options = &worker.core.options;
         let connections = options.worker.connections(options.open_files);
         let serve = server::serve(listener, services.clone(), connections, tasks.stop_token());
         let server = task::background("internal server", serve);
         let modes: Vec<&str> =
             worker.core.backends.modes().iter().map(|mode| mode.as_str()).collect();
-        let (modes, disk) = (modes.join(","), worker.core.disk.mechanism().as_str());
+        let modes = modes.join(",");
+        let disk = worker.core.disk.mechanism().as_str();
         tracing::info!(worker = %options.id, address = worker.address, modes, disk, "worker ready");
         Ok(Self { worker, services, server, tasks })
     }
@@ -120,7 +122,7 @@ impl Service {
         let drain = async move { drained.drainer.drain().await };
         let result = shutdown::drain_or_fence(stopped, &mut tasks, drain, fence(&worker)).await;
         // Its control group is next to those of the sandboxes, whose parent goes last.
-        worker.egress.shut_down().await;
+        worker.core.egress.shut_down().await;
         worker.core.backends.shut_down();
         let root = worker.core.root.clone();
         if let Err(error) = spawn_blocking(move || root.close_sessions(true)).await {

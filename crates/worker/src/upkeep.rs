@@ -1,21 +1,20 @@
 //! Upkeep: removes the directories of ended sessions on this worker's root. Idempotent: each
 //! sweep reads the store again.
 
-use std::{future::ready, io, pin::pin, sync::Arc, time::Instant};
+use std::{future::ready, pin::pin, sync::Arc, time::Instant};
 
 use codelia_store::Error;
 use codelia_sys::memory;
 use codelia_telemetry::metrics;
 use codelia_types::SessionId;
 use futures::{StreamExt, stream};
-use tokio::task::spawn_blocking;
 
 use crate::{
     core::Core,
+    file_work::blocking,
     lease::worker_lease::WorkerLease,
-    run::changes::held::Decider,
+    run::changes::held,
     session::acquire::SessionLeases,
-    slots::SlotQueue,
     workspace::{removal_backoff::RemovalBackoff, root::RootError},
 };
 
@@ -32,12 +31,8 @@ const ORPHANS_PER_QUERY: usize = 500;
 #[derive(Debug)]
 pub(crate) struct Upkeep {
     pub(crate) core: Arc<Core>,
-    pub(crate) slots: Arc<SlotQueue>,
     pub(crate) removals: RemovalBackoff,
-    pub(crate) decider: Arc<Decider>,
-    pub(crate) leases: Arc<SessionLeases>,
-    /// With less free memory than this, the worker keeps no spare sandboxes.
-    pub(crate) min_free_memory_bytes: u64,
+    pub(crate) leases: SessionLeases,
 }
 
 impl Upkeep {
@@ -46,7 +41,7 @@ impl Upkeep {
         self.core.sessions.trim_spares(self.memory_is_short());
         self.report_metrics();
         let root = self.core.root.clone();
-        blocking(move || {
+        logged(move || {
             root.close_sessions(false);
             Ok(())
         })
@@ -55,7 +50,7 @@ impl Upkeep {
         if !current.is_live() {
             return Ok(());
         }
-        self.decider.drop_expired().await;
+        held::drop_expired(&self.core).await;
         self.remove_ended(&current).await
     }
 
@@ -65,9 +60,9 @@ impl Upkeep {
             return Ok(());
         }
         let root = self.core.root.clone();
-        blocking(move || root.empty_trash()).await;
+        logged(move || root.empty_trash()).await;
         let root = self.core.root.clone();
-        let found = blocking(move || root.list_sessions()).await.unwrap_or_default();
+        let found = logged(move || root.list_sessions()).await.unwrap_or_default();
         for ids in found.chunks(ORPHANS_PER_QUERY) {
             let mut removed = Vec::new();
             for id in self.core.store.session_list_orphans(self.core.root.id, ids).await? {
@@ -91,15 +86,14 @@ impl Upkeep {
             return Ok(());
         }
         let dirs = self.core.root.volumes();
-        let found = spawn_blocking(move || dirs.list()).await.map_err(io::Error::from).flatten();
-        let found = found
+        let found = blocking(move || dirs.list())
+            .await
             .inspect_err(|error| tracing::error!(%error, "cannot list volumes"))
             .unwrap_or_default();
         for ids in found.chunks(ORPHANS_PER_QUERY) {
             for id in self.core.store.volume_list_orphans(self.core.root.id, ids).await? {
                 let dirs = self.core.root.volumes();
-                let removed = spawn_blocking(move || dirs.remove(id)).await;
-                match removed.map_err(io::Error::from).flatten() {
+                match blocking(move || dirs.remove(id)).await {
                     Ok(bytes) => tracing::info!(volume = %id, bytes, "volume directory removed"),
                     Err(error) => {
                         tracing::error!(volume = %id, %error, "cannot remove a volume, retrying")
@@ -113,9 +107,8 @@ impl Upkeep {
     /// Drops held changes of sessions that nobody holds, when they waited too long: taking a
     /// session does.
     async fn drop_unheld(&self) -> Result<(), Error> {
-        for id in
-            self.core.store.changes_list_expired_any_tenant(self.core.root.id, SWEEP_LIMIT).await?
-        {
+        let Core { store, root, .. } = &*self.core;
+        for id in store.changes_list_expired_any_tenant(root.id, SWEEP_LIMIT).await? {
             self.leases.acquire(id, false).await?;
         }
         Ok(())
@@ -124,7 +117,7 @@ impl Upkeep {
     /// Spare sandboxes are given up first: without them the next run only takes longer.
     fn memory_is_short(&self) -> bool {
         match memory::available_bytes() {
-            Ok(bytes) => bytes < self.min_free_memory_bytes,
+            Ok(bytes) => bytes < self.core.options.worker.min_free_memory.bytes(),
             Err(error) => {
                 tracing::warn!(%error, "cannot read the free memory, keeping no spare sandboxes");
                 true
@@ -133,17 +126,18 @@ impl Upkeep {
     }
 
     async fn remove_ended(&self, current: &WorkerLease) -> Result<(), Error> {
-        let (worker, incarnation, root) =
-            (self.core.lease.worker(), current.incarnation, self.core.root.id);
-        let ended =
-            self.core.store.session_list_removable(worker, incarnation, root, SWEEP_LIMIT).await?;
+        let Core { store, lease, .. } = &*self.core;
+        let root = self.core.root.id;
+        let ended = store
+            .session_list_removable(lease.worker(), current.incarnation, root, SWEEP_LIMIT)
+            .await?;
         let removed = stream::iter(ended)
             .map(|id| async move { self.remove_session(id).await.then_some(id) })
             .buffer_unordered(MAX_CONCURRENT_REMOVALS);
         // Those that are removed meanwhile are recorded together. None waits for a slow one.
         let mut removed = pin!(removed.filter_map(ready).ready_chunks(MAX_RECORDED));
         while let Some(ids) = removed.next().await {
-            match self.core.store.session_mark_removed(&ids, root).await {
+            match store.session_mark_removed(&ids, root).await {
                 Ok(()) => ids.into_iter().for_each(|id| self.core.sessions.forget(id)),
                 Err(error) => {
                     tracing::warn!(%error, sessions = ids.len(), "cannot record session removals, retrying");
@@ -166,7 +160,7 @@ impl Upkeep {
         // Its processes have the session's user, which another session gets next.
         self.core.backends.forget_session(id);
         let (root, began) = (self.core.root.clone(), Instant::now());
-        match blocking(move || root.remove_session(id)).await {
+        match logged(move || root.remove_session(id)).await {
             Some(bytes) => {
                 tracing::info!(session = %id, bytes, "session directory removed");
                 metrics().removals.removed(bytes, began.elapsed());
@@ -183,7 +177,7 @@ impl Upkeep {
 
     fn report_metrics(&self) {
         let (capacity, busy) = {
-            let slots = self.slots.lock();
+            let slots = self.core.slots.lock();
             (slots.capacity(), slots.busy())
         };
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
@@ -193,13 +187,12 @@ impl Upkeep {
 }
 
 /// Does file work outside the async runtime; logs a failure.
-async fn blocking<T, F>(work: F) -> Option<T>
+async fn logged<T, F>(work: F) -> Option<T>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T, RootError> + Send + 'static,
 {
-    let done =
-        spawn_blocking(work).await.map_err(|panic| RootError::interrupted(panic.into())).flatten();
+    let done = blocking(work).await;
     done.inspect_err(|error| {
         tracing::error!(error = error as &dyn std::error::Error, "session root failed")
     })

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use codelia_store::{FlagTally, NewWorker, Retention, Store};
+use codelia_store::{FlagTally, NewWorker, Store};
 use codelia_types::{ByteSize, Incarnation};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -15,7 +15,7 @@ use crate::{
     disk::{Disk, Space},
     drain::Drainer,
     egress::Egress,
-    files::{FileService, Workspaces},
+    files::FileService,
     lease::{
         drain_state::DrainState,
         progress::Progress,
@@ -24,14 +24,9 @@ use crate::{
     options::Options,
     registration::Registration,
     rpc::service::RunService,
-    run::{
-        changes::held::Decider, dispatch::Dispatcher, executor::Executor, poll::Poller,
-        registry::RunRegistry, signs::canary::CanaryResponder,
-    },
+    run::{dispatch::Dispatcher, executor::Executor, poll::Poller, registry::RunRegistry},
     sandbox::{backends::Backends, receipts::Receipts, spare_pool::SparePool},
-    session::{
-        acquire::SessionLeases, disk_report::DiskReporter, spare_maker::SpareMaker, table::Sessions,
-    },
+    session::{acquire::SessionLeases, disk_report::DiskReporter, table::Sessions},
     slots::Slots,
     upkeep::Upkeep,
     workspace::{removal_backoff::RemovalBackoff, root::SessionRoot},
@@ -53,61 +48,31 @@ pub(crate) struct Worker {
     pub(crate) core: Arc<Core>,
     pub(crate) address: String,
     pub(crate) term: LeaseTerm,
-    pub(crate) poll_interval: Duration,
-    pub(crate) retention: Retention,
-    file_call_timeout: Duration,
     pub(crate) progress: Arc<Progress>,
-    pub(crate) receipts: Arc<Receipts>,
     pub(crate) registration: Registration,
-    pub(crate) leases: Arc<SessionLeases>,
+    pub(crate) leases: SessionLeases,
     pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) poller: Arc<Poller>,
     pub(crate) upkeep: Upkeep,
     pub(crate) drainer: Drainer,
-    pub(crate) egress: Arc<Egress>,
-    pub(crate) canaries: Arc<CanaryResponder>,
-    pub(crate) flags: Arc<FlagTally>,
     pub(crate) disk_reporter: DiskReporter,
 }
 
 impl Worker {
     pub(crate) fn new(
-        options: &Options,
+        options: Options,
         store: Store,
         backends: Backends,
         root: SessionRoot,
         address: String,
     ) -> Arc<Self> {
         let settings = &options.worker;
-        let escape = Arc::new(options.escape.clone());
-        let receipts = Arc::<Receipts>::default();
-        let egress = Egress::new(options, store.clone());
-        let core = core(options, store, backends, root, &receipts);
-        let slots = Arc::new(Mutex::new(Slots::new(settings.slots(), MAX_WAITING)));
-        let space = Arc::new(Space::new(&options.root, settings.disk_reserve.map(ByteSize::bytes)));
-        let flags = Arc::<FlagTally>::default();
-        let canaries = Arc::new(CanaryResponder::new(core.clone(), escape.clone()));
-        let spares = Arc::new(SpareMaker {
-            core: core.clone(),
-            slots: slots.clone(),
-            egress: egress.clone(),
-        });
-        let executor = Arc::new(Executor {
-            core: core.clone(),
-            spares: spares.clone(),
-            receipts: receipts.clone(),
-            egress: egress.clone(),
-            flags: flags.clone(),
-            space: space.clone(),
-            canaries: canaries.clone(),
-            kill_grace: options.kill_grace,
-            read_timeout: options.read_timeout,
-            escape,
-            secret_key: options.secret_key.clone(),
-        });
-        let dispatcher =
-            Arc::new(Dispatcher { core: core.clone(), slots: slots.clone(), executor });
-        let leases = Arc::new(SessionLeases { core: core.clone(), spares, space: space.clone() });
+        let term = LeaseTerm { ttl: settings.lease_ttl, margin: settings.lease_margin() };
+        let connection = store.lease_connection((settings.lease_ttl / 4).max(MIN_LEASE_TIMEOUT));
+        let core = core(options, store, backends, root);
+        let leases = SessionLeases { core: core.clone() };
+        let executor = Executor { core: core.clone() };
+        let dispatcher = Arc::new(Dispatcher { core: core.clone(), executor });
         let poller = Arc::new(Poller {
             core: core.clone(),
             leases: leases.clone(),
@@ -115,52 +80,32 @@ impl Worker {
             last: Mutex::default(),
         });
         let registration = Registration {
-            connection: core
-                .store
-                .lease_connection((settings.lease_ttl / 4).max(MIN_LEASE_TIMEOUT)),
+            connection,
             runtime: Handle::current(),
-            record: record(options, &core, &address),
-            receipts: receipts.clone(),
+            record: record(&core, &address),
             dispatcher: dispatcher.clone(),
             was_fenced: AtomicBool::new(false),
             core: core.clone(),
         };
         let upkeep = Upkeep {
             core: core.clone(),
-            slots,
             removals: RemovalBackoff::default(),
-            decider: Arc::new(Decider { core: core.clone() }),
             leases: leases.clone(),
-            min_free_memory_bytes: settings.min_free_memory.bytes(),
         };
-        let drainer = Drainer {
-            core: core.clone(),
-            poller: poller.clone(),
-            dispatcher: dispatcher.clone(),
-            flags: flags.clone(),
-            grace: settings.drain_grace(),
-            kill_grace: options.kill_grace,
-        };
-        let term = LeaseTerm { ttl: settings.lease_ttl, margin: settings.lease_margin() };
+        let drainer =
+            Drainer { core: core.clone(), poller: poller.clone(), dispatcher: dispatcher.clone() };
         Arc::new(Self {
-            disk_reporter: DiskReporter { core: core.clone(), space, memory: Mutex::default() },
+            disk_reporter: DiskReporter { core: core.clone(), memory: Mutex::default() },
             core,
             address,
             term,
-            poll_interval: settings.poll_interval,
-            retention: options.retention,
-            file_call_timeout: settings.file_call_timeout,
             progress: Arc::new(Progress::new(term)),
-            receipts,
             registration,
             leases,
             dispatcher,
             poller,
             upkeep,
             drainer,
-            egress,
-            canaries,
-            flags,
         })
     }
 
@@ -175,32 +120,31 @@ impl Worker {
 
     /// The service through which apis read and write the files of sessions.
     pub(crate) fn file_service(&self) -> FileService {
-        let workspaces =
-            Workspaces { core: self.core.clone(), call_timeout: self.file_call_timeout };
-        let (decider, space) = (self.upkeep.decider.clone(), self.disk_reporter.space.clone());
-        FileService::new(workspaces, decider, self.leases.clone(), space)
+        FileService::new(self.core.clone(), self.leases.clone())
     }
 }
 
-fn core(
-    options: &Options,
-    store: Store,
-    backends: Backends,
-    root: SessionRoot,
-    receipts: &Arc<Receipts>,
-) -> Arc<Core> {
-    let spares = SparePool::new(max_spares(options), receipts.clone());
+fn core(options: Options, store: Store, backends: Backends, root: SessionRoot) -> Arc<Core> {
+    let receipts = Arc::<Receipts>::default();
+    let spares = SparePool::new(max_spares(&options), receipts.clone());
     let disk = Arc::new(Disk::new(root.path(), root.quota()));
+    let reserve = options.worker.disk_reserve.map(ByteSize::bytes);
     Arc::new(Core {
-        store,
         lease: LeaseHandle::new(options.id.clone(), WorkerLease::none()),
         sessions: Arc::new(Sessions::new(spares, disk.clone())),
         runs: Arc::new(RunRegistry::new()),
+        slots: Mutex::new(Slots::new(options.worker.slots(), MAX_WAITING)),
         root: Arc::new(root),
         backends: Arc::new(backends),
+        egress: Egress::new(&options, store.clone()),
         disk,
+        space: Arc::new(Space::new(&options.root, reserve)),
+        flags: FlagTally::default(),
         drain: Arc::new(DrainState::new(receipts.clone())),
+        receipts,
         wakeups: Wakeups::default(),
+        store,
+        options,
     })
 }
 
@@ -211,7 +155,8 @@ fn max_spares(options: &Options) -> usize {
 }
 
 /// What the worker registers.
-fn record(options: &Options, core: &Core, address: &str) -> NewWorker {
+fn record(core: &Core, address: &str) -> NewWorker {
+    let options = &core.options;
     NewWorker {
         id: options.id.clone(),
         incarnation: Incarnation::generate(),

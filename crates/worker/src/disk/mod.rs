@@ -35,7 +35,7 @@ use codelia_policy::{DiskLimits, Ids, Limit};
 use codelia_telemetry::DiskCause;
 use codelia_types::{DiskMechanism, DiskUsage, Mode, SessionId};
 use parking_lot::{Condvar, Mutex};
-use tokio::{runtime::Handle, sync::Notify, task::spawn_blocking};
+use tokio::{runtime::Handle, sync::Notify};
 
 pub use self::choice::{DiskChoice, DiskError, DiskReport, check_disk};
 pub use self::missing::Missing;
@@ -53,6 +53,7 @@ pub(crate) use self::{
     space::Space,
     watched_run::WatchedRun,
 };
+use crate::file_work::blocking;
 
 /// How long a file call waits for a measurement of its session.
 const CALL_MEASURE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -174,23 +175,26 @@ impl Disk {
         self.accounts.lock().iter().filter_map(known).collect()
     }
 
+    /// Does something with what is known about a session; `None` if it is not held.
+    fn with<T>(&self, session: SessionId, work: impl FnOnce(&mut Account) -> T) -> Option<T> {
+        self.accounts.lock().get_mut(&session).map(work)
+    }
+
     /// What limits a session that is held.
     pub(crate) fn mechanism_of(&self, session: SessionId) -> Option<DiskMechanism> {
-        self.accounts.lock().get(&session).map(Account::mechanism)
+        self.with(session, |account| account.mechanism())
     }
 
     /// Blocking. Refuses if this much more would exceed a limit of the session; else counts it
     /// until the next measurement.
     pub(crate) fn reserve(&self, session: SessionId, more: DiskUsage) -> Result<(), NoRoom> {
-        if self.accounts.lock().get(&session).is_some_and(|account| !account.is_measured()) {
+        if self.with(session, |account| account.is_measured()) == Some(false) {
             self.await_measurement(session);
         }
         // A session that is not held any more: the call fails when it checks that.
-        let reserve = || {
-            self.accounts.lock().get_mut(&session).map_or(Ok(()), |account| account.reserve(more))
-        };
+        let reserve = || self.with(session, |account| account.reserve(more)).unwrap_or(Ok(()));
         let Err(no_room) = reserve() else { return Ok(()) };
-        if !self.accounts.lock().get(&session).is_some_and(Account::is_stale) {
+        if self.with(session, |account| account.is_stale()) != Some(true) {
             return Err(no_room);
         }
         self.await_measurement(session);
@@ -199,23 +203,17 @@ impl Disk {
 
     /// Bytes that were reserved are in a file without a name, which no measurement finds.
     pub(crate) fn hold_unnamed(&self, session: SessionId, bytes: u64) {
-        if let Some(account) = self.accounts.lock().get_mut(&session) {
-            account.hold_unnamed(bytes);
-        }
+        self.with(session, |account| account.hold_unnamed(bytes));
     }
 
     /// The file of these bytes has a name now, or is gone.
     pub(crate) fn release_unnamed(&self, session: SessionId, bytes: u64, has_name: bool) {
-        if let Some(account) = self.accounts.lock().get_mut(&session) {
-            account.release_unnamed(bytes, has_name);
-        }
+        self.with(session, |account| account.release_unnamed(bytes, has_name));
     }
 
     /// A file call has changed the session: what it uses is measured again.
     pub(crate) fn session_changed(&self, session: SessionId) {
-        if let Some(account) = self.accounts.lock().get_mut(&session) {
-            account.set_stale();
-        }
+        self.with(session, Account::set_stale);
         self.changed.notify_one();
     }
 
@@ -226,47 +224,43 @@ impl Disk {
         session: SessionId,
         limits: DiskLimits,
     ) -> io::Result<WatchedRun> {
-        let (run, is_limited_by_kernel) = match self.accounts.lock().get_mut(&session) {
-            Some(account) => {
-                let before = account.lowest_limits();
-                let run = account.add_run(limits);
-                (run, account.quota.is_some() && account.lowest_limits() != before)
-            }
-            // Its lease is gone: the run is about to be fenced.
-            None => (Arc::new(RunWatch::new(limits, None)), false),
-        };
+        let added = self.with(session, |account| {
+            let before = account.lowest_limits();
+            let run = account.add_run(limits);
+            (run, account.quota.is_some() && account.lowest_limits() != before)
+        });
+        // Without it, the lease is gone: the run is about to be fenced.
+        let (run, is_limited_by_kernel) =
+            added.unwrap_or_else(|| (Arc::new(RunWatch::new(limits, None)), false));
         self.changed.notify_one();
         let watched = WatchedRun { disk: self.clone(), session, run };
         if is_limited_by_kernel {
             let disk = self.clone();
-            spawn_blocking(move || disk.set_limits(session)).await.map_err(io::Error::other)??;
+            blocking(move || disk.set_limits(session)).await?;
         }
         Ok(watched)
     }
 
     /// Fails if the session exceeds a limit so far that no run may start in it.
     pub(crate) fn check_start(&self, session: SessionId) -> Result<(), DiskFull> {
-        self.accounts.lock().get(&session).and_then(Account::over_hard_limit).map_or(Ok(()), Err)
+        self.with(session, |account| account.over_hard_limit()).flatten().map_or(Ok(()), Err)
     }
 
     /// Stops all runs of a session as `limit`, such as when its tenant has no room left.
     pub(crate) fn stop_runs(&self, session: SessionId, limit: Limit, cause: DiskCause) {
-        if let Some(account) = self.accounts.lock().get(&session) {
-            account.stop_runs(limit, cause);
-        }
+        self.with(session, |account| account.stop_runs(limit, cause));
     }
 
     fn end_run(self: &Arc<Self>, session: SessionId, run: &Arc<RunWatch>) {
-        let is_raised = match self.accounts.lock().get_mut(&session) {
-            Some(account) => {
-                let before = account.lowest_limits();
-                account.remove_run(run);
-                account.quota.is_some() && account.lowest_limits() != before
-            }
-            None => false,
-        };
+        let is_raised = self.with(session, |account| {
+            let before = account.lowest_limits();
+            account.remove_run(run);
+            account.quota.is_some() && account.lowest_limits() != before
+        });
         self.changed.notify_one();
-        if is_raised && let Ok(runtime) = Handle::try_current() {
+        if is_raised == Some(true)
+            && let Ok(runtime) = Handle::try_current()
+        {
             let disk = self.clone();
             runtime.spawn_blocking(move || {
                 if let Err(error) = disk.set_limits(session) {
@@ -278,17 +272,18 @@ impl Disk {
 
     /// Sets the limits of a session and its runs in the kernel.
     fn set_limits(&self, session: SessionId) -> io::Result<()> {
-        let of_account = |account: &Account| (account.setting.clone(), account.quota.clone());
-        let Some((setting, Some(quota))) = self.accounts.lock().get(&session).map(of_account)
-        else {
-            return Ok(());
+        let current = || {
+            self.with(session, |account| {
+                let Account { setting, quota, target, .. } = account;
+                (setting.clone(), quota.clone(), target.clone(), account.lowest_limits())
+            })
         };
+        let Some((setting, ..)) = current() else { return Ok(()) };
         let _one_at_a_time = setting.lock();
-        let current = |account: &Account| (account.target.clone(), account.lowest_limits());
-        let Some((target, limits)) = self.accounts.lock().get(&session).map(current) else {
-            return Ok(());
-        };
-        quota.set(&target, limits)
+        match current() {
+            Some((_, Some(quota), target, limits)) => quota.set(&target, limits),
+            Some((_, None, ..)) | None => Ok(()),
+        }
     }
 
     /// Waits until a session was measured that begins from now on. The monitor does it: this thread
@@ -339,22 +334,18 @@ impl Disk {
 
     /// Begins to measure a session; `None` if it is not held.
     fn begin(&self, session: SessionId, free_bytes: u64) -> Option<io::Result<Begun>> {
-        let beginning = self.accounts.lock().get_mut(&session)?.begin(free_bytes);
+        let beginning = self.with(session, |account| account.begin(free_bytes))?;
         Some(beginning.measure())
     }
 
     fn measured(&self, session: SessionId, found: Found, cost: Duration) {
-        if let Some(account) = self.accounts.lock().get_mut(&session) {
-            account.measured(found, cost, Instant::now());
-        }
+        self.with(session, |account| account.measured(found, cost, Instant::now()));
         self.usages_changed();
         self.ended.notify_all();
     }
 
     fn failed(&self, session: SessionId, cost: Duration) {
-        if let Some(account) = self.accounts.lock().get_mut(&session) {
-            account.failed(cost, Instant::now());
-        }
+        self.with(session, |account| account.failed(cost, Instant::now()));
         self.ended.notify_all();
     }
 }
@@ -362,6 +353,8 @@ impl Disk {
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use tokio::task::spawn_blocking;
 
     use super::*;
 

@@ -17,7 +17,8 @@ use codelia_sys::fd::size_and_free;
 use codelia_telemetry::{DiskCause, DiskEffect, metrics};
 use codelia_types::{Reason, Refusal, SessionId};
 use parking_lot::Mutex;
-use tokio::task::spawn_blocking;
+
+use crate::file_work::blocking;
 
 const MIB: u64 = 1024 * 1024;
 /// If none is configured, and at most a tenth of the file system.
@@ -70,7 +71,7 @@ impl Space {
         if self.is_short() {
             let space = self.clone();
             // If that fails, what is known stays.
-            let _ = spawn_blocking(move || space.measure()).await;
+            let _ = blocking(move || space.measure()).await;
         }
     }
 

@@ -178,7 +178,8 @@ impl Egress {
     pub(crate) fn open(
         self: &Arc<Self>,
         subject: Subject,
-        (policy, session): (&NetworkPolicy, Option<&NetworkPolicy>),
+        policy: &NetworkPolicy,
+        session: Option<&NetworkPolicy>,
         decided: Decided,
         sockets: EgressSockets,
         descriptors: OwnedSemaphorePermit,

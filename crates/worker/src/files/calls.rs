@@ -32,20 +32,20 @@ const DIRECTORY_MODE: Mode =
 pub(super) fn stat(
     workspace: &Workspace,
     request: &v1::StatFileRequest,
-) -> Result<v1::File, FileError> {
+) -> Result<v1::StatFileResponse, FileError> {
     let final_symlink =
         if request.no_follow { FinalSymlink::NoFollow } else { FinalSymlink::Follow };
     workspace.as_session(|| {
         let (target, entry) =
             workspace.find_entry(&request.path, final_symlink, FileAccess::Read)?;
-        describe(&target.path, &entry)
+        Ok(v1::StatFileResponse { file: Some(describe(&target.path, &entry)?) })
     })
 }
 
 pub(super) fn make_directory(
     workspace: &Workspace,
     request: &v1::MakeDirectoryRequest,
-) -> Result<v1::File, FileError> {
+) -> Result<v1::MakeDirectoryResponse, FileError> {
     workspace.as_session(|| {
         if request.parents {
             make_all(workspace, Path::new(&request.path))?;
@@ -54,7 +54,7 @@ pub(super) fn make_directory(
         }
         let (target, entry) =
             workspace.find_entry(&request.path, FinalSymlink::Follow, FileAccess::Read)?;
-        describe(&target.path, &entry)
+        Ok(v1::MakeDirectoryResponse { file: Some(describe(&target.path, &entry)?) })
     })
 }
 
@@ -87,7 +87,7 @@ fn make_one(workspace: &Workspace, path: &Path, may_exist: bool) -> Result<(), F
 pub(super) fn move_file(
     workspace: &Workspace,
     request: &v1::MoveFileRequest,
-) -> Result<v1::File, FileError> {
+) -> Result<v1::MoveFileResponse, FileError> {
     let resolve = |path, field| {
         workspace
             .resolve(path, FinalSymlink::NoFollow, FileAccess::Replace)
@@ -101,14 +101,14 @@ pub(super) fn move_file(
         let flags = if request.overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         renameat_with(&from.parent, &from.name, &to.parent, &to.name, flags)
             .map_err(|errno| FileError::at("destination_path")(errno.into()))?;
-        describe(&to.path, &moved.refresh()?)
+        Ok(v1::MoveFileResponse { file: Some(describe(&to.path, &moved.refresh()?)?) })
     })
 }
 
 pub(super) fn copy(
     workspace: &Workspace,
     request: &v1::CopyFileRequest,
-) -> Result<v1::File, FileError> {
+) -> Result<v1::CopyFileResponse, FileError> {
     let at_source = FileError::at("source_path");
     let (source, mut upload) = workspace.as_session(|| {
         let (_, entry) = workspace.find_file(&request.source_path).map_err(&at_source)?;
@@ -122,13 +122,14 @@ pub(super) fn copy(
         Ok((source, upload.map_err(FileError::at("destination_path"))?))
     })?;
     upload.append_file(workspace, &source).map_err(at_source)?;
-    upload.publish(workspace).map_err(FileError::at("destination_path"))
+    let file = upload.publish(workspace).map_err(FileError::at("destination_path"))?;
+    Ok(v1::CopyFileResponse { file: Some(file) })
 }
 
 pub(super) fn remove(
     workspace: &Workspace,
     request: &v1::RemoveFileRequest,
-) -> Result<(), FileError> {
+) -> Result<v1::RemoveFileResponse, FileError> {
     let left = workspace.as_session(|| {
         let (target, entry) =
             workspace.find_entry(&request.path, FinalSymlink::NoFollow, FileAccess::Replace)?;
@@ -150,7 +151,8 @@ pub(super) fn remove(
         }
         Ok(None)
     })?;
-    left.map_or(Ok(()), |target| remove_tree(workspace, &target))
+    left.map_or(Ok(()), |target| remove_tree(workspace, &target))?;
+    Ok(v1::RemoveFileResponse {})
 }
 
 /// Moves a tree to the trash atomically and removes it there.
@@ -209,7 +211,8 @@ struct Edit<'a> {
 
 impl<'a> Edit<'a> {
     fn new(text: Vec<u8>, request: &'a v1::EditFileRequest) -> Result<Self, FileError> {
-        let (old, new) = (Finder::new(&request.old_text), request.new_text.as_slice());
+        let old = Finder::new(&request.old_text);
+        let new = request.new_text.as_slice();
         if old.needle().is_empty() {
             return Err(Reason::TextNotFound.into());
         }

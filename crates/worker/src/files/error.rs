@@ -6,6 +6,7 @@ use codelia_policy::{FileDenied, Limit};
 use codelia_proto::ERROR_DOMAIN;
 use codelia_sys::{Errno, resolve_beneath::ResolveError};
 use codelia_types::Reason;
+use tokio::task::JoinError;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
@@ -71,6 +72,14 @@ impl From<std::io::Error> for FileError {
     }
 }
 
+/// The thread that did the work panicked.
+impl From<JoinError> for FileError {
+    fn from(panic: JoinError) -> Self {
+        tracing::error!(%panic, "file call panicked");
+        Reason::Internal.into()
+    }
+}
+
 impl From<ResolveError> for FileError {
     fn from(error: ResolveError) -> Self {
         match error {
@@ -102,9 +111,9 @@ impl From<FileDenied> for FileError {
 }
 
 impl FileError {
-    /// Adds the field at fault.
+    /// Adds the field at fault, unless a closer one is known.
     pub(crate) fn at(field: &'static str) -> impl Fn(Self) -> Self {
-        move |error| Self { field, ..error }
+        move |error| if error.field.is_empty() { Self { field, ..error } } else { error }
     }
 
     /// Adds how far an import got.

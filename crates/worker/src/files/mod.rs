@@ -4,7 +4,6 @@
 //! async runtime, piece by piece, so that a slow caller holds no thread.
 
 mod archive;
-mod blocking;
 mod budget;
 mod calls;
 mod error;
@@ -19,4 +18,4 @@ mod workspace;
 
 #[cfg(any(test, fuzzing))]
 pub use self::archive::fuzz_tar;
-pub(crate) use self::{service::FileService, workspace::Workspaces};
+pub(crate) use self::service::FileService;

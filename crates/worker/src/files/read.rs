@@ -8,12 +8,12 @@ use futures::{Stream, TryStreamExt, stream};
 use tonic::Status;
 
 use super::{
-    blocking::blocking,
     error::FileError,
     limiter::CallPermit,
     upload::read_at,
     workspace::{Workspace, describe},
 };
+use crate::file_work::blocking;
 
 /// How much of a file one message carries.
 const READ_BYTES: usize = 256 * 1024;

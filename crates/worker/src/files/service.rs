@@ -2,7 +2,6 @@
 
 use std::{path::Path, pin::Pin, sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use codelia_proto::{
     HeldSession,
     internal::v1::{
@@ -19,7 +18,6 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{
     archive::{Export, Import},
-    blocking::blocking,
     calls,
     error::FileError,
     limiter::{CallLimiter, CallShare},
@@ -27,11 +25,12 @@ use super::{
     read::FileRead,
     upload::{Upload, WriteOptions},
     watch::{self, WatchLimiter, Watcher},
-    workspace::{Use, Workspace, Workspaces},
+    workspace::{self, Use, Workspace},
 };
 use crate::{
-    disk::Space,
-    run::changes::held::{Decider, NotDecided},
+    core::Core,
+    file_work::blocking,
+    run::changes::{self, held::NotDecided},
     session::acquire::SessionLeases,
 };
 
@@ -41,29 +40,15 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Serves file calls, and decisions about held changes. Only apis reach it: see `rpc::server`.
 #[derive(Debug)]
 pub(crate) struct FileService {
-    workspaces: Workspaces,
-    decider: Arc<Decider>,
-    leases: Arc<SessionLeases>,
-    limiter: Arc<CallLimiter>,
-    watches: Arc<WatchLimiter>,
-    space: Arc<Space>,
+    core: Arc<Core>,
+    leases: SessionLeases,
+    limiter: CallLimiter,
+    watches: WatchLimiter,
 }
 
 impl FileService {
-    pub(crate) fn new(
-        workspaces: Workspaces,
-        decider: Arc<Decider>,
-        leases: Arc<SessionLeases>,
-        space: Arc<Space>,
-    ) -> Self {
-        Self {
-            workspaces,
-            decider,
-            leases,
-            limiter: Arc::default(),
-            watches: Arc::default(),
-            space,
-        }
+    pub(crate) fn new(core: Arc<Core>, leases: SessionLeases) -> Self {
+        Self { core, leases, limiter: CallLimiter::default(), watches: WatchLimiter::default() }
     }
 
     /// Takes over or releases the session if only the store knows that this worker holds it.
@@ -78,8 +63,8 @@ impl FileService {
 
     /// Refuses to write when the worker is short of space or the tenant at its quota.
     async fn check_space(&self, session: SessionId) -> Result<(), FileError> {
-        self.space.look_again_if_short().await;
-        let Some(cause) = self.space.obstacle(session) else { return Ok(()) };
+        self.core.space.look_again_if_short().await;
+        let Some(cause) = self.core.space.obstacle(session) else { return Ok(()) };
         metrics().disk.limited(cause, DiskEffect::CallRefused);
         match cause {
             DiskCause::Tenant => Err(Reason::QuotaExceeded.into()),
@@ -95,16 +80,19 @@ impl FileService {
         self.recover_unknown(held).await?;
         let permit =
             self.limiter.try_acquire(held.tenant.as_str()).ok_or(Reason::TooManyFileCalls)?;
-        let use_of_workspace = self.workspaces.enter(held.session, use_of_files).await?;
-        let (workspaces, held) = (self.workspaces.clone(), held.clone());
-        blocking(move || workspaces.open(&held, permit, use_of_workspace, use_of_files)).await
+        let use_of_workspace = workspace::enter(&self.core, held.session, use_of_files).await?;
+        let core = self.core.clone();
+        let held = held.clone();
+        blocking(move || Workspace::open(core, &held, permit, use_of_workspace, use_of_files)).await
     }
 
-    /// Makes a call with one request and one response.
+    /// Makes a call with one request and one response. Errors are about `field`, unless the work
+    /// names another one.
     async fn call<Q, R>(
         &self,
         request: Request<Q>,
         use_of_files: Use,
+        field: &'static str,
         work: impl FnOnce(&Workspace, &Q) -> Result<R, FileError> + Send + 'static,
     ) -> Result<Response<R>, Status>
     where
@@ -113,34 +101,8 @@ impl FileService {
     {
         let workspace = self.open(&held(&request)?, use_of_files).await?;
         let request = request.into_inner();
-        Ok(Response::new(blocking(move || work(&workspace, &request)).await?))
-    }
-
-    /// Decides about the changes that a session holds.
-    async fn decide(&self, request: Request<DecideChangesRequest>) -> Result<(), FileError> {
-        let held = held(&request)?;
-        self.recover_unknown(&held).await?;
-        let DecideChangesRequest { run_id, apply, key_id } = request.into_inner();
-        let decision = ChangesDecision {
-            session: held.session,
-            run: run_id.parse().map_err(|_| Reason::InvalidField)?,
-            apply,
-            key: Some(key_id.parse().map_err(|_| Reason::InvalidField)?),
-        };
-        self.decider.decide(decision, held.epoch).await.map_err(|error| {
-            match error {
-                NotDecided::NotHeld => Reason::Unavailable,
-                NotDecided::Busy => Reason::SessionBusy,
-                NotDecided::Unknown => Reason::Internal,
-            }
-            .into()
-        })
-    }
-
-    async fn read(&self, request: Request<v1::ReadFileRequest>) -> Result<FileRead, FileError> {
-        let workspace = self.open(&held(&request)?, Use::Read).await?;
-        let read = blocking(move || FileRead::open(workspace, request.get_ref())).await;
-        read.map_err(FileError::at("path"))
+        let done = blocking(move || work(&workspace, &request)).await;
+        Ok(Response::new(done.map_err(FileError::at(field))?))
     }
 
     async fn write(
@@ -161,7 +123,8 @@ impl FileService {
             match next(&mut requests).await?.and_then(|message| message.kind) {
                 Some(Kind::Data(data)) => {
                     self.check_space(held.session).await?;
-                    upload = append(shared, upload, data).await.map_err(FileError::at("data"))?
+                    let appended = blocking(move || upload.append(&shared, &data).map(|()| upload));
+                    upload = appended.await.map_err(FileError::at("data"))?;
                 }
                 Some(Kind::Finish(_)) => {
                     return blocking(move || upload.publish(&shared))
@@ -183,21 +146,6 @@ impl FileService {
         let workspace = self.open(held, use_of_files).await?;
         let permit = self.limiter.try_acquire_archive(held.tenant.as_str());
         Ok((workspace, permit.ok_or(Reason::TooManyFileCalls)?))
-    }
-
-    async fn export(&self, request: Request<v1::ExportFilesRequest>) -> Result<Export, FileError> {
-        let (workspace, permit) = self.open_archive(&held(&request)?, Use::Read).await?;
-        let export = blocking(move || Export::begin(workspace, permit, request.get_ref())).await;
-        export.map_err(FileError::at("path"))
-    }
-
-    async fn watch(&self, request: Request<v1::WatchFilesRequest>) -> Result<Watcher, FileError> {
-        let held = held(&request)?;
-        let workspace = self.open(&held, Use::Read).await?;
-        let permit = self.watches.try_acquire(held.tenant.as_str(), held.session);
-        let permit = permit.ok_or(Reason::WatchLimit)?;
-        let watcher = blocking(move || Watcher::begin(workspace, permit, request.get_ref())).await;
-        watcher.map_err(FileError::at("path"))
     }
 
     async fn import(
@@ -262,14 +210,6 @@ async fn begin(workspace: &Arc<Workspace>, open: v1::WriteFileOpen) -> Result<Up
     .await
 }
 
-async fn append(
-    workspace: Arc<Workspace>,
-    mut upload: Upload,
-    data: Bytes,
-) -> Result<Upload, FileError> {
-    blocking(move || upload.append(&workspace, &data).map(|()| upload)).await
-}
-
 /// The next message; `None` at the end or when the caller left.
 async fn next<T>(requests: &mut Streaming<T>) -> Result<Option<T>, FileError> {
     match timeout(STALL_TIMEOUT, requests.message()).await {
@@ -284,8 +224,22 @@ impl WorkerFileService for FileService {
         &self,
         request: Request<DecideChangesRequest>,
     ) -> Result<Response<DecideChangesResponse>, Status> {
-        self.decide(request).await?;
-        Ok(Response::new(DecideChangesResponse {}))
+        let held = held(&request)?;
+        self.recover_unknown(&held).await?;
+        let DecideChangesRequest { run_id, apply, key_id } = request.into_inner();
+        let invalid = || FileError::from(Reason::InvalidField);
+        let decision = ChangesDecision {
+            session: held.session,
+            run: run_id.parse().map_err(|_| invalid())?,
+            apply,
+            key: Some(key_id.parse().map_err(|_| invalid())?),
+        };
+        match changes::held::decide(&self.core, decision, held.epoch).await {
+            Ok(()) => Ok(Response::new(DecideChangesResponse {})),
+            Err(NotDecided::NotHeld) => Err(FileError::from(Reason::Unavailable).into()),
+            Err(NotDecided::Busy) => Err(FileError::from(Reason::SessionBusy).into()),
+            Err(NotDecided::Unknown) => Err(FileError::from(Reason::Internal).into()),
+        }
     }
 }
 
@@ -309,7 +263,9 @@ impl file_service_server::FileService for FileService {
         &self,
         request: Request<v1::ReadFileRequest>,
     ) -> Result<Response<Self::ReadFileStream>, Status> {
-        let read = self.read(request).await?;
+        let workspace = self.open(&held(&request)?, Use::Read).await?;
+        let read = blocking(move || FileRead::open(workspace, request.get_ref())).await;
+        let read = read.map_err(FileError::at("path"))?;
         Ok(Response::new(Box::pin(read.into_stream())))
     }
 
@@ -317,80 +273,58 @@ impl file_service_server::FileService for FileService {
         &self,
         request: Request<v1::StatFileRequest>,
     ) -> Result<Response<v1::StatFileResponse>, Status> {
-        let stat = |workspace: &Workspace, request: &_| {
-            let file = calls::stat(workspace, request).map_err(FileError::at("path"))?;
-            Ok(v1::StatFileResponse { file: Some(file) })
-        };
-        self.call(request, Use::Read, stat).await
+        self.call(request, Use::Read, "path", calls::stat).await
     }
 
     async fn list_files(
         &self,
         request: Request<v1::ListFilesRequest>,
     ) -> Result<Response<v1::ListFilesResponse>, Status> {
-        let list = |workspace: &Workspace, request: &_| {
-            listing::list(workspace, request).map_err(FileError::at("path"))
-        };
-        self.call(request, Use::Read, list).await
+        self.call(request, Use::Read, "path", listing::list).await
     }
 
     async fn make_directory(
         &self,
         request: Request<v1::MakeDirectoryRequest>,
     ) -> Result<Response<v1::MakeDirectoryResponse>, Status> {
-        let make = |workspace: &Workspace, request: &_| {
-            let file = calls::make_directory(workspace, request).map_err(FileError::at("path"))?;
-            Ok(v1::MakeDirectoryResponse { file: Some(file) })
-        };
-        self.call(request, Use::Add, make).await
+        self.call(request, Use::Add, "path", calls::make_directory).await
     }
 
     async fn move_file(
         &self,
         request: Request<v1::MoveFileRequest>,
     ) -> Result<Response<v1::MoveFileResponse>, Status> {
-        let moved = |workspace: &Workspace, request: &_| {
-            Ok(v1::MoveFileResponse { file: Some(calls::move_file(workspace, request)?) })
-        };
-        self.call(request, Use::Change, moved).await
+        self.call(request, Use::Change, "", calls::move_file).await
     }
 
     async fn copy_file(
         &self,
         request: Request<v1::CopyFileRequest>,
     ) -> Result<Response<v1::CopyFileResponse>, Status> {
-        let copy = |workspace: &Workspace, request: &_| {
-            Ok(v1::CopyFileResponse { file: Some(calls::copy(workspace, request)?) })
-        };
-        self.call(request, Use::Add, copy).await
+        self.call(request, Use::Add, "", calls::copy).await
     }
 
     async fn remove_file(
         &self,
         request: Request<v1::RemoveFileRequest>,
     ) -> Result<Response<v1::RemoveFileResponse>, Status> {
-        let remove = |workspace: &Workspace, request: &_| {
-            calls::remove(workspace, request).map_err(FileError::at("path"))?;
-            Ok(v1::RemoveFileResponse {})
-        };
-        self.call(request, Use::Change, remove).await
+        self.call(request, Use::Change, "path", calls::remove).await
     }
 
     async fn edit_file(
         &self,
         request: Request<v1::EditFileRequest>,
     ) -> Result<Response<v1::EditFileResponse>, Status> {
-        let edit = |workspace: &Workspace, request: &_| {
-            calls::edit(workspace, request).map_err(FileError::at("path"))
-        };
-        self.call(request, Use::Add, edit).await
+        self.call(request, Use::Add, "path", calls::edit).await
     }
 
     async fn export_files(
         &self,
         request: Request<v1::ExportFilesRequest>,
     ) -> Result<Response<Self::ExportFilesStream>, Status> {
-        let export = self.export(request).await?;
+        let (workspace, permit) = self.open_archive(&held(&request)?, Use::Read).await?;
+        let export = blocking(move || Export::begin(workspace, permit, request.get_ref())).await;
+        let export = export.map_err(FileError::at("path"))?;
         Ok(Response::new(Box::pin(export_stream(export))))
     }
 
@@ -398,7 +332,12 @@ impl file_service_server::FileService for FileService {
         &self,
         request: Request<v1::WatchFilesRequest>,
     ) -> Result<Response<Self::WatchFilesStream>, Status> {
-        let watcher = self.watch(request).await?;
+        let held = held(&request)?;
+        let workspace = self.open(&held, Use::Read).await?;
+        let permit = self.watches.try_acquire(held.tenant.as_str(), held.session);
+        let permit = permit.ok_or_else(|| FileError::from(Reason::WatchLimit))?;
+        let watcher = blocking(move || Watcher::begin(workspace, permit, request.get_ref())).await;
+        let watcher = watcher.map_err(FileError::at("path"))?;
         Ok(Response::new(Box::pin(watch::into_stream(watcher))))
     }
 

@@ -54,14 +54,6 @@ impl Use {
     }
 }
 
-/// Opens the workspaces of the sessions that this worker holds.
-#[derive(Debug, Clone)]
-pub(crate) struct Workspaces {
-    pub(crate) core: Arc<Core>,
-    /// How long a call with one response may work.
-    pub(crate) call_timeout: Duration,
-}
-
 /// The directory of a session that this worker holds.
 #[derive(Debug)]
 pub(crate) struct Workspace {
@@ -84,45 +76,44 @@ pub(crate) struct Workspace {
     pub(crate) reservation: Reservation,
 }
 
-impl Workspaces {
-    /// Waits until no transactional run is alone in the session. While it holds changes, its files
-    /// may only be read.
-    pub(crate) async fn enter(
-        &self,
-        session: SessionId,
-        use_of_files: Use,
-    ) -> Result<OwnedRwLockReadGuard<()>, FileError> {
-        let lock = self.core.sessions.workspace(session);
-        let limit = self.call_timeout.min(MAX_WAIT);
-        let entered = timeout(limit, lock.read_owned()).await.map_err(|_| Reason::SessionBusy)?;
-        if use_of_files.changes() && self.core.sessions.hold(session).is_some() {
-            return Err(Reason::SessionHoldsChanges.into());
-        }
-        Ok(entered)
+/// Waits until no transactional run is alone in the session. While it holds changes, its files may
+/// only be read.
+pub(super) async fn enter(
+    core: &Core,
+    session: SessionId,
+    use_of_files: Use,
+) -> Result<OwnedRwLockReadGuard<()>, FileError> {
+    let lock = core.sessions.workspace(session);
+    let limit = core.options.worker.file_call_timeout.min(MAX_WAIT);
+    let entered = timeout(limit, lock.read_owned()).await.map_err(|_| Reason::SessionBusy)?;
+    if use_of_files.changes() && core.sessions.hold(session).is_some() {
+        return Err(Reason::SessionHoldsChanges.into());
     }
+    Ok(entered)
+}
 
+impl Workspace {
     /// Opens a workspace, if its session is held under the lease that the caller names.
-    pub(crate) fn open(
-        self,
+    pub(super) fn open(
+        core: Arc<Core>,
         requested: &HeldSession,
         permit: CallPermit,
         use_of_workspace: OwnedRwLockReadGuard<()>,
         use_of_files: Use,
-    ) -> Result<Workspace, FileError> {
+    ) -> Result<Self, FileError> {
         let HeldSession { session, epoch, .. } = *requested;
-        let (spec, ids) =
-            self.core.sessions.for_files(session, epoch).ok_or(Reason::Unavailable)?;
-        let root = Root::open(&self.core.root.session(session), Path::new(WORKSPACE))?;
-        let workspace = Workspace {
+        let (spec, ids) = core.sessions.for_files(session, epoch).ok_or(Reason::Unavailable)?;
+        let root = Root::open(&core.root.session(session), Path::new(WORKSPACE))?;
+        let workspace = Self {
             // In mode `logical` commands run as the worker's own user.
             user: (spec.mode != Mode::Logical).then_some(ids),
             policy: spec.policy.filesystem,
             max_file_bytes: spec.limits.file_bytes,
-            deadline: Instant::now() + self.call_timeout,
+            deadline: Instant::now() + core.options.worker.file_call_timeout,
             permit,
             in_use: Some(use_of_workspace),
-            reservation: Reservation::new(self.core.disk.clone(), session, use_of_files.changes()),
-            core: self.core,
+            reservation: Reservation::new(core.disk.clone(), session, use_of_files.changes()),
+            core,
             session,
             epoch,
             root,
@@ -130,9 +121,7 @@ impl Workspaces {
         workspace.check_held()?;
         Ok(workspace)
     }
-}
 
-impl Workspace {
     /// Fails if the session is no longer held under the lease that the call began with.
     pub(crate) fn check_held(&self) -> Result<(), FileError> {
         let is_held = self.core.sessions.for_files(self.session, self.epoch).is_some();

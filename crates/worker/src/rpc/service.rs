@@ -45,7 +45,7 @@ const MAX_START_WAIT: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(crate) struct RunService {
     pub(crate) core: Arc<Core>,
-    pub(crate) leases: Arc<SessionLeases>,
+    pub(crate) leases: SessionLeases,
     pub(crate) dispatcher: Arc<Dispatcher>,
 }
 

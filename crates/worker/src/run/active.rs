@@ -22,6 +22,7 @@ use super::{
     signs::{escape::EscapeLog, violations::ViolationLog},
     watch::near_limits::NearLimitLog,
 };
+use crate::egress::Subject;
 
 /// How long a run that ends with its caller waits for the caller to attach.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -145,6 +146,12 @@ impl ActiveRun {
 
     pub(crate) fn id(&self) -> RunId {
         self.assigned.id
+    }
+
+    /// What its approvals and connections belong to.
+    pub(crate) fn subject(&self) -> Subject {
+        let AssignedRun { id, session, tenant, .. } = &self.assigned;
+        Subject { run: *id, session: *session, tenant: tenant.clone() }
     }
 
     /// Cancels the run. A repeated request can only shorten the grace.

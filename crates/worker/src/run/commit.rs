@@ -15,7 +15,7 @@ use super::{
     active::{ActiveRun, Phase, Started},
     executor::{Executor, NoResult},
     io::pacing::OutputPacing,
-    retry::{LeaseLost, retry_until_fenced},
+    retry::retry_until_fenced,
     signs::{
         escape::{self, TraceParts},
         violations,
@@ -27,22 +27,19 @@ use crate::{fault, sandbox::backends::Denial, session::table::Holding};
 /// Between two attempts to abandon a run in the store.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// A run's result, before its output is added.
+/// What is known of a run when its sandbox is gone.
 #[derive(Debug)]
 pub(crate) struct Report {
-    outcome: Outcome,
-    usage: Usage,
-    receipt: Receipt,
-    /// When and how the command was started; `None` if it was not.
-    started: Option<(Instant, Started)>,
+    /// The result, without the output and the violations.
+    pub(super) result: RunResult,
+    /// When the command was started; `None` if it was not.
+    started_at: Option<Instant>,
     /// The field of the request or policy that kept the command from starting.
     field: Option<&'static str>,
     /// What it did in the network.
-    events: Vec<EventBody>,
+    pub(super) network: Vec<EventBody>,
     /// What was logged of it.
-    logged: Vec<EventBody>,
-    /// What it changed, if it was transactional.
-    changes: Option<Changes>,
+    pub(super) logged: Vec<EventBody>,
 }
 
 impl From<Denial> for Report {
@@ -54,15 +51,13 @@ impl From<Denial> for Report {
 impl Report {
     /// The report of a run whose command never started, with the receipt of its sandbox.
     pub(crate) fn not_started(outcome: Outcome, receipt: Receipt) -> Self {
+        let usage = Some(Usage::default());
         Self {
-            outcome,
-            usage: Usage::default(),
-            receipt,
-            started: None,
+            result: RunResult { usage, receipt: Some(receipt), ..outcome.into() },
+            started_at: None,
             field: None,
-            events: Vec::new(),
+            network: Vec::new(),
             logged: Vec::new(),
-            changes: None,
         }
     }
 
@@ -73,35 +68,31 @@ impl Report {
         started_at: Instant,
         started: Started,
     ) -> Self {
-        Self { usage, started: Some((started_at, started)), ..Self::not_started(outcome, receipt) }
+        let Started { setup_time, prepared, unenforced, watched } = started;
+        let not_started = Self::not_started(outcome, receipt);
+        let result = RunResult {
+            usage: Some(usage),
+            setup_time: Some(setup_time),
+            prepared,
+            unenforced,
+            watched,
+            ..not_started.result
+        };
+        Self { result, started_at: Some(started_at), ..not_started }
     }
 
     /// Whether the changes of the run may be applied. Nothing may be left that could still change
     /// them.
     pub(super) fn is_success(&self) -> bool {
-        self.outcome == Outcome::Exited(0) && self.receipt.is_clean()
+        self.result.outcome == Outcome::Exited(0) && self.is_clean()
     }
 
     pub(super) fn is_started(&self) -> bool {
-        self.started.is_some()
+        self.started_at.is_some()
     }
 
-    /// The report with the changes of the run.
-    pub(super) fn with_changes(self, changes: Changes) -> Self {
-        Self { changes: Some(changes), ..self }
-    }
-
-    /// The report of a run that succeeded, but whose changes cannot be applied.
-    pub(super) fn with_outcome(self, outcome: Outcome) -> Self {
-        Self { outcome, ..self }
-    }
-
-    pub(crate) fn with_logged(self, logged: Vec<EventBody>) -> Self {
-        Self { logged, ..self }
-    }
-
-    pub(crate) fn with_events(self, events: Vec<EventBody>) -> Self {
-        Self { events, ..self }
+    fn is_clean(&self) -> bool {
+        self.result.receipt.is_none_or(|receipt| receipt.is_clean())
     }
 }
 
@@ -127,7 +118,8 @@ impl Executor {
     ) -> Conclusion {
         // Without a lease there is no outcome to give out.
         run.fence.run_until_cancelled(OutputPacing::of(&run.assigned.spec.policy).wait()).await;
-        if let Ok(Report { outcome: Outcome::Lost(LostReason::DrainDeadline), .. }) = &result
+        if let Ok(report) = &result
+            && report.result.outcome == Outcome::Lost(LostReason::DrainDeadline)
             && let Ok(true) =
                 retry_until_fenced("retry", run, || self.core.store.run_retry(run.id(), &run.lease))
                     .await
@@ -137,7 +129,7 @@ impl Executor {
             return Conclusion::Retried;
         }
         let committed = match result {
-            Ok(report) => self.commit(run, report).await.map_err(NoResult::from),
+            Ok(report) => self.commit(run, report).await,
             Err(no_result) => Err(no_result),
         };
         match committed {
@@ -211,11 +203,12 @@ impl Executor {
     }
 
     /// Stores the result with the rest of the output.
-    async fn commit(&self, run: &ActiveRun, report: Report) -> Result<CommittedRun, LeaseLost> {
+    async fn commit(&self, run: &ActiveRun, report: Report) -> Result<CommittedRun, NoResult> {
         let requested_at = Instant::now();
         let assigned = &run.assigned;
-        let (outcome, mode) = (report.outcome.kind(), assigned.spec.mode.as_str());
-        let started_at = report.started.as_ref().map(|(at, _)| *at);
+        let outcome = report.result.outcome.kind();
+        let mode = assigned.spec.mode.as_str();
+        let started_at = report.started_at;
         let committed = self.committed(run, report);
         let attempt = || {
             let committed =
@@ -255,7 +248,7 @@ impl Executor {
             _ if result.setup_time.is_some() => "started",
             _ => return,
         };
-        self.flags.count(&flag, |numbers| {
+        self.core.flags.count(&flag, |numbers| {
             numbers.runs += 1;
             numbers.failed_runs += u64::from(counted == "failed");
             numbers.refused_runs += u64::from(counted == "refused");
@@ -266,11 +259,9 @@ impl Executor {
         metrics().flags.run(flag.id.as_str(), counted);
     }
 
-    fn committed(&self, run: &ActiveRun, mut report: Report) -> RunCommit {
+    fn committed(&self, run: &ActiveRun, report: Report) -> RunCommit {
         let totals = run.output.totals();
         let violations = run.violations.all();
-        let network = std::mem::take(&mut report.events);
-        let logged = std::mem::take(&mut report.logged);
         let near_limits = run.near_limits.all();
         let seen = violations::events(&violations).chain(near_limits::events(&near_limits));
         let tail = run.output.unflushed().chunks;
@@ -278,32 +269,21 @@ impl Executor {
             if run.escape.is_empty() { Vec::new() } else { run.output.tail(escape::MAX_TAIL) };
         let parts = TraceParts {
             spec: &run.assigned.spec,
-            network: &network,
+            network: &report.network,
             violations: &violations,
             output: &output,
         };
-        let escape = run.escape.events(&self.escape, parts);
-        let events =
-            seen.chain(network).chain(logged).chain(escape).chain(events(&report)).collect();
-        let changes = report.changes.take();
-        let started = report
-            .started
-            .map(|(_, it)| (Some(it.setup_time), it.prepared, it.unenforced, it.watched));
-        let (setup_time, prepared, unenforced, watched) = started.unwrap_or_default();
+        let escape = run.escape.events(&self.core.options.escape, parts);
+        let ended = events(&report);
+        let Report { result, network, logged, .. } = report;
+        let events = seen.chain(network).chain(logged).chain(escape).chain(ended).collect();
         let result = RunResult {
-            outcome: report.outcome,
-            usage: Some(report.usage),
-            receipt: Some(report.receipt),
             sandbox_root: Some(self.core.root.session(run.assigned.session).display().to_string()),
-            setup_time,
-            prepared,
-            unenforced,
-            watched,
             output_bytes: totals.stored,
             output_truncated: totals.is_truncated(),
             output_total: Some(totals.written),
             violations,
-            changes,
+            ..result
         };
         let held_for = match (&result.changes, run.assigned.spec.transaction) {
             (
@@ -316,22 +296,21 @@ impl Executor {
     }
 }
 
-/// The events that are recorded with the result.
-fn events(report: &Report) -> impl Iterator<Item = EventBody> {
-    let refused = match &report.outcome {
-        Outcome::Refused(refusal) if !is_callers_mistake(refusal.reason) => {
-            let detail = json!({ "reason": refusal.reason, "message": refusal.message });
-            let field = report.field.map(str::to_owned);
-            Some(EventBody { kind: EventKind::RunRefused, field, detail })
-        }
-        _ => None,
-    };
-    let unclean = (!report.receipt.is_clean()).then(|| EventBody {
-        kind: EventKind::SandboxReceiptUnclean,
-        field: None,
-        detail: json!({ "receipt": report.receipt }),
-    });
-    refused.into_iter().chain(unclean)
+/// The events that say how the run ended.
+fn events(report: &Report) -> Vec<EventBody> {
+    let mut events = Vec::new();
+    if let Outcome::Refused(refusal) = &report.result.outcome
+        && !is_callers_mistake(refusal.reason)
+    {
+        let detail = json!({ "reason": refusal.reason, "message": refusal.message });
+        let field = report.field.map(str::to_owned);
+        events.push(EventBody { kind: EventKind::RunRefused, field, detail });
+    }
+    if !report.is_clean() {
+        let detail = json!({ "receipt": report.result.receipt });
+        events.push(EventBody { kind: EventKind::SandboxReceiptUnclean, field: None, detail });
+    }
+    events
 }
 
 /// A missing program or directory is a mistake in the request, not a refusal to record.

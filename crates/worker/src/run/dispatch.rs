@@ -15,10 +15,7 @@ use super::{
     registry::{RunSource, RunStatus},
 };
 use crate::{
-    core::Core,
-    lease::worker_lease::WorkerLease,
-    session::table::Holding,
-    slots::{SlotQueue, WaitingRun},
+    core::Core, lease::worker_lease::WorkerLease, session::table::Holding, slots::WaitingRun,
 };
 
 /// Between two attempts to hand a run back.
@@ -33,7 +30,7 @@ struct Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.dispatcher.slots.lock().release(&self.tenant);
+        self.dispatcher.core.slots.lock().release(&self.tenant);
         self.dispatcher.fill_slots();
     }
 }
@@ -50,15 +47,10 @@ pub(crate) enum Assignment {
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
     pub(crate) core: Arc<Core>,
-    pub(crate) slots: Arc<SlotQueue>,
-    pub(crate) executor: Arc<Executor>,
+    pub(crate) executor: Executor,
 }
 
 impl Dispatcher {
-    pub(crate) fn slots(&self) -> &SlotQueue {
-        &self.slots
-    }
-
     /// Takes a run that the store has assigned to this incarnation, unless the worker already has
     /// it. Returns before the command is launched.
     pub(crate) fn assign(
@@ -92,7 +84,7 @@ impl Dispatcher {
             });
             return Assignment::Rejected;
         }
-        if self.slots.lock().try_take(&assigned.tenant) {
+        if self.core.slots.lock().try_take(&assigned.tenant) {
             let slot = Slot { dispatcher: self.clone(), tenant: assigned.tenant.clone() };
             self.start(current, assigned, Some(slot), None);
             return Assignment::Started;
@@ -113,7 +105,7 @@ impl Dispatcher {
             return;
         }
         let waiting = WaitingRun { run, session, since: Instant::now() };
-        let joined = self.slots.lock().wait(tenant, waiting);
+        let joined = self.core.slots.lock().wait(tenant, waiting);
         match joined {
             Ok(()) => self.fill_slots(),
             Err(_full) => self.core.runs.handed_back(run, incarnation),
@@ -154,7 +146,7 @@ impl Dispatcher {
 
     /// Forgets the runs that wait for a slot: the store has them as queued.
     pub(crate) fn forget_waiting(&self) {
-        let waiting = self.slots.lock().clear_waiting();
+        let waiting = self.core.slots.lock().clear_waiting();
         let incarnation = self.core.lease.incarnation();
         for waiting in waiting {
             self.core.runs.leave(waiting.run, incarnation);
@@ -170,7 +162,7 @@ impl Dispatcher {
     /// Gives free slots to waiting runs.
     fn fill_slots(self: &Arc<Self>) {
         loop {
-            let next = self.slots.lock().next();
+            let next = self.core.slots.lock().next();
             let Some((tenant, waiting)) = next else { return };
             let slot = Slot { dispatcher: self.clone(), tenant };
             // Without a parent: otherwise each span would be nested in that of the run before it.

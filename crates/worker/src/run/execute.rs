@@ -26,13 +26,13 @@ use super::{
 };
 use crate::{
     disk::WatchedRun,
-    egress::{OpenSandbox, Subject},
+    egress::OpenSandbox,
+    file_work::blocking,
     sandbox::backends::{
         Denial, denial, failed, no_secrets, not_permitted, session_full, tool_withdrawn,
         unenforceable,
     },
     session::table::Holding,
-    workspace::root::RootError,
 };
 
 /// A sandbox in network mode `proxy` has no sockets for the egress proxy.
@@ -79,7 +79,7 @@ impl Executor {
         inputs: InputReceivers,
     ) -> Result<Report, NoResult> {
         match self.start(run).await {
-            Ok(command) => Ok(self.supervise(run, inputs, command).await?),
+            Ok(command) => self.supervise(run, inputs, command).await,
             Err(NotStarted::Denied(denial)) => Ok(denial.into()),
             Err(NotStarted::Canceled(receipt)) => {
                 Ok(Report::not_started(Outcome::Canceled, receipt))
@@ -140,8 +140,8 @@ impl Executor {
         if run.cancel.is_cancelled() {
             return Err(NotStarted::Canceled(Receipt::default()));
         }
-        self.space.look_again_if_short().await;
-        if let Some(refusal) = self.space.refuse_run() {
+        self.core.space.look_again_if_short().await;
+        if let Some(refusal) = self.core.space.refuse_run() {
             return Err(NotStarted::Denied(refusal.into()));
         }
         self.check_permitted(run).await
@@ -168,7 +168,7 @@ impl Executor {
     /// Discards the sandbox of a command that is not started. A canceled run reports its receipt.
     async fn discard(&self, sandbox: Sandbox, not_started: NotStarted) -> NotStarted {
         let receipt = sandbox.prepared.discard().await;
-        self.receipts.record(receipt);
+        self.core.receipts.record(receipt);
         match not_started {
             NotStarted::Canceled(_) => NotStarted::Canceled(receipt),
             NotStarted::Denied(_) | NotStarted::NoResult(_) => not_started,
@@ -223,8 +223,7 @@ impl Executor {
         let AssignedRun { spec, turn, .. } = &run.assigned;
         if let (Some(tool), true) = (&spec.tool, *turn > 0) {
             let read = || self.core.store.tool_withdrawn(&run.assigned, tool);
-            let read = retry_until_fenced("read tool", run, read);
-            if let Some(why) = read.await.map_err(NoResult::from)? {
+            if let Some(why) = retry_until_fenced("read tool", run, read).await? {
                 return Err(tool_withdrawn(tool, why).into());
             }
         }
@@ -232,10 +231,8 @@ impl Executor {
         if *turn == 0 || !(has_network || spec.mode == Mode::Logical) {
             return Ok(());
         }
-        let read = retry_until_fenced("read permissions", run, || {
-            self.core.store.run_withdrawn(&run.assigned)
-        });
-        match read.await.map_err(NoResult::from)? {
+        let read = || self.core.store.run_withdrawn(&run.assigned);
+        match retry_until_fenced("read permissions", run, read).await? {
             Some(withdrawn) => Err(not_permitted(spec, withdrawn).into()),
             None => Ok(()),
         }
@@ -257,8 +254,7 @@ impl Executor {
         let paths = plan.writable_host_paths();
         let (Some(ids), false) = (plan.ids, paths.is_empty()) else { return Ok(()) };
         let root = self.core.root.clone();
-        let recorded = tokio::task::spawn_blocking(move || root.share_paths(ids, &paths)).await;
-        let recorded = recorded.map_err(|panic| RootError::interrupted(panic.into())).flatten();
+        let recorded = blocking(move || root.share_paths(ids, &paths)).await;
         recorded.map_err(|error| failed(&error).into())
     }
 
@@ -280,7 +276,7 @@ impl Executor {
                     trace::step("take prepared", requested_at.elapsed());
                     return Ok(Sandbox { prepared, was_ready, descriptors });
                 }
-                Some((prepared, _)) => self.receipts.record(prepared.discard().await),
+                Some((prepared, _)) => self.core.receipts.record(prepared.discard().await),
                 None => {}
             }
         }
@@ -300,13 +296,13 @@ impl Executor {
         if plan.network != NetworkMode::Proxy {
             return Ok(None);
         }
-        self.egress.warm();
+        self.core.egress.warm();
         tokio::select! {
             biased;
             () = run.fence.cancelled() => Err(NoResult::LeaseLost.into()),
             () = run.cancel.cancelled() => Err(NotStarted::Canceled(Receipt::default())),
             () = run.drain_deadline.cancelled() => Err(NoResult::NotHeld.into()),
-            descriptors = self.egress.reserve() => Ok(descriptors),
+            descriptors = self.core.egress.reserve() => Ok(descriptors),
         }
     }
 
@@ -324,13 +320,13 @@ impl Executor {
         let (Some(sockets), Some(descriptors)) = (sandbox.take_egress(), descriptors) else {
             return Err(Denial::from(failed(&NoEgress)).into());
         };
-        let AssignedRun { id, session, tenant, spec, .. } = &run.assigned;
-        let subject = Subject { run: *id, session: *session, tenant: tenant.clone() };
-        let read = retry_until_fenced("read session lists", run, || self.egress.decided(&subject));
-        let decided = read.await.map_err(NoResult::from)?;
-        let created_with = self.core.sessions.network(*session);
-        let policies = (&spec.policy.network, created_with.as_ref());
-        let opened = self.egress.open(subject, policies, decided, sockets, descriptors);
+        let subject = run.subject();
+        let read = || self.core.egress.decided(&subject);
+        let decided = retry_until_fenced("read session lists", run, read).await?;
+        let created_with = self.core.sessions.network(subject.session);
+        let policy = &run.assigned.spec.policy.network;
+        let session = created_with.as_ref();
+        let opened = self.core.egress.open(subject, policy, session, decided, sockets, descriptors);
         let opened = opened
             .map_err(|error| unenforceable("policy.network.allowed_hosts", error.to_string()))?;
         Ok(Some(opened))
@@ -343,13 +339,16 @@ impl Executor {
         sandbox: &mut dyn Prepared,
     ) -> Result<Option<DecidedReads>, NotStarted> {
         let Some(reads) = sandbox.take_reads() else { return Ok(None) };
-        let AssignedRun { id, session, tenant, .. } = &run.assigned;
-        let subject = Subject { run: *id, session: *session, tenant: tenant.clone() };
-        let read = retry_until_fenced("read grants", run, || {
-            self.core.store.approval_read_grants(tenant, *session)
-        });
-        let grants = read.await.map_err(NoResult::from)?;
-        Ok(Some(reads::start(&self.core.store, subject, reads, grants, self.read_timeout)))
+        let subject = run.subject();
+        let read = || self.core.store.approval_read_grants(&subject.tenant, subject.session);
+        let grants = retry_until_fenced("read grants", run, read).await?;
+        Ok(Some(reads::start(
+            &self.core.store,
+            subject,
+            reads,
+            grants,
+            self.core.options.read_timeout,
+        )))
     }
 
     /// The command with its secret variables.
@@ -358,10 +357,8 @@ impl Executor {
         if command.secret_env_names.is_empty() {
             return Ok(Cow::Borrowed(command));
         }
-        let key = self
-            .secret_key
-            .as_ref()
-            .ok_or_else(|| no_secrets("this worker has no `secrets.key_file`"))?;
+        let key = self.core.options.secret_key.as_ref();
+        let key = key.ok_or_else(|| no_secrets("this worker has no `secrets.key_file`"))?;
         let sealed =
             run.assigned.secret_env.as_ref().ok_or_else(|| no_secrets("they are missing"))?;
         let secrets = key.open(run.id(), sealed).map_err(|error| no_secrets(&error.to_string()))?;
@@ -378,7 +375,7 @@ impl Executor {
         let (stdio, ends) = match stdio::open(command) {
             Ok(streams) => streams,
             Err(error) => {
-                self.receipts.record(sandbox.discard().await);
+                self.core.receipts.record(sandbox.discard().await);
                 return Err(failed(&error).into());
             }
         };

@@ -36,7 +36,7 @@ const MAX_CONCURRENT_ACQUIRES: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Poller {
     pub(crate) core: Arc<Core>,
-    pub(crate) leases: Arc<SessionLeases>,
+    pub(crate) leases: SessionLeases,
     pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) last: Mutex<Option<LastPoll>>,
 }
@@ -203,7 +203,7 @@ impl Poller {
 
     /// Acquires sessions that have queued runs and no holder, while slots are free.
     async fn acquire_wanted(&self, current: &WorkerLease) -> Result<(), Error> {
-        let free = i64::try_from(self.dispatcher.slots().lock().free()).unwrap_or(i64::MAX);
+        let free = i64::try_from(self.core.slots.lock().free()).unwrap_or(i64::MAX);
         if free == 0 {
             return Ok(());
         }

@@ -6,23 +6,19 @@ use codelia_store::Error;
 use codelia_telemetry::backoff::Backoff;
 use tokio::time::sleep;
 
-use crate::run::active::ActiveRun;
+use super::{active::ActiveRun, executor::NoResult};
 
 const MIN_DELAY: Duration = Duration::from_millis(20);
 const MAX_DELAY: Duration = Duration::from_secs(1);
 /// How often a statement that the database rejects is tried.
 const MAX_REJECTIONS: u32 = 5;
 
-/// The lease under which a run is executed is lost; its result must be dropped.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LeaseLost;
-
 /// Retries until the store has done it or the run's lease is lost.
 pub(crate) async fn retry_until_fenced<F, T>(
     operation: &'static str,
     run: &ActiveRun,
     attempt: impl Fn() -> F,
-) -> Result<T, LeaseLost>
+) -> Result<T, NoResult>
 where
     F: Future<Output = Result<T, Error>>,
 {
@@ -31,7 +27,7 @@ where
     loop {
         match run.fence.run_until_cancelled(attempt()).await {
             Some(Ok(done)) => return Ok(done),
-            None | Some(Err(Error::Fenced)) => return Err(LeaseLost),
+            None | Some(Err(Error::Fenced)) => return Err(NoResult::LeaseLost),
             Some(Err(error)) if error.is_transient() => {
                 tracing::warn!(%error, operation, "store unavailable, retrying");
             }
@@ -43,7 +39,7 @@ where
                     "store rejected the statement"
                 );
                 if rejections >= MAX_REJECTIONS {
-                    return Err(LeaseLost);
+                    return Err(NoResult::LeaseLost);
                 }
             }
         }

@@ -3,7 +3,6 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use codelia_backends::{IsolationCheck, Running};
-use codelia_policy::EscapeOptions;
 use codelia_telemetry::{Step, metrics, task, trace};
 use codelia_types::{LostReason, NearLimit, Outcome, Usage, Violation};
 use tokio::{
@@ -16,17 +15,17 @@ use super::{
     active::{ActiveRun, Control, InputReceivers, Phase},
     commit::Report,
     execute::StartedCommand,
-    executor::Executor,
+    executor::{Executor, NoResult},
     io::{pacing::OutputPacing, stdio::Terminal, streams::Streams},
     live_usage::Meter,
-    retry::LeaseLost,
     signs::{
+        canary,
         escape::{self, EscapeLog, Indicator},
         operations,
     },
     watch::LimitWatches,
 };
-use crate::lease::worker_lease::LeaseHandle;
+use crate::{core::Core, lease::worker_lease::LeaseHandle, session::spare_maker};
 
 const SIGTERM: i32 = 15;
 /// How long the violation reports of a sandbox may take to end after it.
@@ -66,7 +65,7 @@ impl Executor {
         run: &Arc<ActiveRun>,
         inputs: InputReceivers,
         command: StartedCommand,
-    ) -> Result<Report, LeaseLost> {
+    ) -> Result<Report, NoResult> {
         let StartedCommand { mut running, stdio, started, network, reads, watches, volumes } =
             command;
         let started_at = Instant::now();
@@ -75,14 +74,16 @@ impl Executor {
         run.phase.send_replace(Phase::Started(started.clone()));
         let stdin = stdio.stdin.map(|writer| (writer, inputs.stdin));
         let streams = Streams::start(&self.core.store, run, stdio.outputs, stdin);
-        let signs = SignWatches::start(run, running.as_mut(), &self.escape);
+        let signs = SignWatches::start(run, running.as_mut(), &self.core);
 
         let near_limits = running.near_limits();
         let mut reports = Reports { control: inputs.control, near_limits, watches };
         let terminal = stdio.terminal.as_ref();
         let waiting = wait(run, running.as_mut(), &self.core.lease, &mut reports, terminal);
-        let end =
-            then_after(SPARE_DELAY, waiting, || self.spares.refill(run.assigned.session)).await;
+        let end = then_after(SPARE_DELAY, waiting, || {
+            spare_maker::refill(&self.core, run.assigned.session);
+        })
+        .await;
         let ended = self.stop(run, running.as_mut(), end).await;
         signs.stop_checks();
         reports.pass_last_near_limits(run);
@@ -94,7 +95,7 @@ impl Executor {
         let network = match (network, &ended) {
             (Some(network), Ok(_)) => Some(network.close().await),
             // A worker without the lease stores nothing.
-            (Some(_), Err(LeaseLost)) | (None, _) => None,
+            (Some(_), Err(_)) | (None, _) => None,
         };
         let operations = running.take_operations();
         let receipt = running.destroy().await;
@@ -102,7 +103,7 @@ impl Executor {
         if let Some(reads) = reads {
             reads.detach();
         }
-        self.receipts.record(receipt);
+        self.core.receipts.record(receipt);
         // Nothing writes any more.
         drop(reports.watches);
         signs.collected().await;
@@ -114,16 +115,19 @@ impl Executor {
         let pacing = OutputPacing::of(&run.assigned.spec.policy);
         usage.cpu_time = pacing.round_up(usage.cpu_time);
         usage.wall_time = pacing.round_up(usage.wall_time);
+        let options = &self.core.options.escape;
         let network = network.unwrap_or_default().with_direct_attempts(usage.network);
         usage.network = network.usage;
-        run.escape.network(&self.escape, run.assigned.spec.network, usage.network.as_ref());
-        self.canaries.respond().await;
+        run.escape.network(options, run.assigned.spec.network, usage.network.as_ref());
+        canary::respond(&self.core).await;
         let outcome = run.escape.outcome(outcome);
         let logged = operations.map(|it| {
-            operations::events(&it, started_at, &pacing, self.escape.webhook_url().is_some())
+            operations::events(&it, started_at, &pacing, options.webhook_url().is_some())
         });
-        let report = Report::of_started(outcome, usage, receipt, started_at, started);
-        Ok(report.with_events(network.events).with_logged(logged.unwrap_or_default()))
+        let mut report = Report::of_started(outcome, usage, receipt, started_at, started);
+        report.network = network.events;
+        report.logged = logged.unwrap_or_default();
+        Ok(report)
     }
 
     /// Ends the command if it has not ended: asks it first, then kills it. Without a lease it is
@@ -133,7 +137,7 @@ impl Executor {
         run: &ActiveRun,
         running: &mut dyn Running,
         end: End,
-    ) -> Result<(Outcome, Usage), LeaseLost> {
+    ) -> Result<(Outcome, Usage), NoResult> {
         let asks = matches!(end, End::Forced(_));
         let outcome = match end {
             End::Own(outcome, usage) => return Ok((outcome, usage)),
@@ -143,14 +147,14 @@ impl Executor {
         };
         if asks && !run.escape.terminate.is_cancelled() {
             running.signal(SIGTERM).await;
-            let ended = end_within_grace(run, running, self.kill_grace);
+            let ended = end_within_grace(run, running, self.core.options.kill_grace);
             if let Some(Some(usage)) = run.fence.run_until_cancelled(ended).await {
-                return outcome.map(|outcome| (outcome, usage)).ok_or(LeaseLost);
+                return outcome.map(|outcome| (outcome, usage)).ok_or(NoResult::LeaseLost);
             }
         }
         running.kill_tree().await;
         let (_, usage) = running.wait().await;
-        outcome.map(|outcome| (outcome, usage)).ok_or(LeaseLost)
+        outcome.map(|outcome| (outcome, usage)).ok_or(NoResult::LeaseLost)
     }
 }
 
@@ -289,23 +293,19 @@ async fn then_after<T>(
 fn collect(
     run: &Arc<ActiveRun>,
     mut reports: mpsc::Receiver<Violation>,
-    escape: Arc<EscapeOptions>,
+    core: Arc<Core>,
 ) -> JoinHandle<()> {
     let run = run.clone();
     task::background("violations", async move {
         while let Some(violation) = reports.recv().await {
-            escape::respond(&run, &escape, Indicator::of_call(&violation)).await;
+            escape::respond(&run, &core.options.escape, Indicator::of_call(&violation)).await;
             run.violations.add(violation);
         }
     })
 }
 
 /// Checks from time to time that the processes of a command stay in their sandbox.
-fn watch_isolation(
-    run: &Arc<ActiveRun>,
-    check: IsolationCheck,
-    options: Arc<EscapeOptions>,
-) -> JoinHandle<()> {
+fn watch_isolation(run: &Arc<ActiveRun>, check: IsolationCheck, core: Arc<Core>) -> JoinHandle<()> {
     let run = run.clone();
     task::background("isolation check", async move {
         // The first look shows where init is, before anything could have moved it.
@@ -314,7 +314,7 @@ fn watch_isolation(
             let look = check.clone();
             if let Ok(Ok(drifts)) = spawn_blocking(move || look.run()).await {
                 for drift in drifts.iter().take(MAX_DRIFTS) {
-                    escape::respond(&run, &options, Indicator::of_drift(drift)).await;
+                    escape::respond(&run, &core.options.escape, Indicator::of_drift(drift)).await;
                 }
             }
             sleep(ISOLATION_INTERVAL).await;
@@ -329,12 +329,12 @@ struct SignWatches {
 }
 
 impl SignWatches {
-    fn start(run: &Arc<ActiveRun>, running: &mut dyn Running, escape: &Arc<EscapeOptions>) -> Self {
+    fn start(run: &Arc<ActiveRun>, running: &mut dyn Running, core: &Arc<Core>) -> Self {
         Self {
-            violations: running.violations().map(|reports| collect(run, reports, escape.clone())),
+            violations: running.violations().map(|reports| collect(run, reports, core.clone())),
             isolation: running
                 .isolation_check()
-                .map(|check| watch_isolation(run, check, escape.clone())),
+                .map(|check| watch_isolation(run, check, core.clone())),
         }
     }
 

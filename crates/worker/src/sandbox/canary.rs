@@ -8,7 +8,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fs::{self, DirBuilder},
-    io::{self, ErrorKind},
+    io,
     mem::MaybeUninit,
     os::{
         fd::OwnedFd,
@@ -27,6 +27,8 @@ use rustix::{
 use tokio::io::{Interest, unix::AsyncFd};
 use uuid::Uuid;
 
+use crate::file_work::unless_exists;
+
 /// The name of the directory next to the workspace.
 const DIRECTORY: &str = "canaries";
 /// Where the decoys are in a sandbox. Their last components are the names in the directory.
@@ -41,6 +43,8 @@ const BUFFER: usize = 4096;
 pub(crate) struct Canaries {
     inotify: AsyncFd<OwnedFd>,
     watches: Mutex<HashMap<i32, SessionId>>,
+    /// Held while a sign is answered, so that the end of a run waits for what was seen of it.
+    pub(crate) responding: tokio::sync::Mutex<()>,
 }
 
 /// The sessions that this worker holds.
@@ -85,6 +89,7 @@ impl Canaries {
         Ok(Self {
             inotify: AsyncFd::try_with_interest(inotify, Interest::READABLE)?,
             watches: Mutex::default(),
+            responding: tokio::sync::Mutex::default(),
         })
     }
 
@@ -168,10 +173,7 @@ fn file_name(path: &str) -> &str {
 /// Creates the files of a session, with content of its own. Everyone may read them who gets there,
 /// and only the worker can write.
 fn create(directory: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(0o711).create(directory) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-        created => created?,
-    }
+    unless_exists(DirBuilder::new().mode(0o711).create(directory))?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o711))?;
     for path in PATHS {
         let file = directory.join(file_name(path));

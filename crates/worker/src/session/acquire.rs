@@ -10,13 +10,13 @@ use futures::{TryStreamExt, stream};
 use tokio::time::Instant;
 
 use super::{
-    spare_maker::SpareMaker,
+    spare_maker,
     table::{Hold, Holding},
 };
 use crate::{
     core::Core,
-    disk::Space,
     fault,
+    file_work::blocking,
     lease::worker_lease::WorkerLease,
     sandbox::canary,
     workspace::{root::RootError, transaction::Transaction},
@@ -26,11 +26,9 @@ use crate::{
 const MAX_CONCURRENT_RELEASES: usize = 8;
 
 /// Acquires and releases the leases of sessions for this worker.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct SessionLeases {
     pub(crate) core: Arc<Core>,
-    pub(crate) spares: Arc<SpareMaker>,
-    pub(crate) space: Arc<Space>,
 }
 
 impl SessionLeases {
@@ -49,7 +47,7 @@ impl SessionLeases {
             return Ok(Some(epoch));
         }
         // Those that have their files here can be taken to remove some.
-        if is_new && self.space.is_short() {
+        if is_new && self.core.space.is_short() {
             return Ok(None);
         }
         if self.core.drain.is_draining()
@@ -116,7 +114,7 @@ impl SessionLeases {
             Ok(Some((ids, hold))) => {
                 let has_queue = lease.has_queue;
                 self.core.sessions.acquired(lease, ids, hold);
-                self.spares.refill(id);
+                spare_maker::refill(&self.core, id);
                 if has_queue {
                     self.core.wakeups.poll.notify_one();
                 }
@@ -178,7 +176,7 @@ impl SessionLeases {
     /// Takes over or releases the lease of a session that this worker does not know, if the store
     /// has it: the answer to its acquisition was lost. The poll does this for sessions with runs.
     pub(crate) async fn recover_unknown(
-        self: &Arc<Self>,
+        &self,
         id: SessionId,
         epoch: LeaseEpoch,
     ) -> Result<(), Error> {
@@ -197,12 +195,8 @@ impl SessionLeases {
         if !current.is_live() || !self.core.sessions.begin_acquire(id) {
             return Ok(());
         }
-        match self
-            .core
-            .store
-            .lease_get_first(id, &self.core.lease.token(current.incarnation, epoch))
-            .await
-        {
+        let token = self.core.lease.token(current.incarnation, epoch);
+        match self.core.store.lease_get_first(id, &token).await {
             // The next holder would expect files, since a file call was made, and there are none
             // yet.
             Ok(Some(lease)) => self.open(&current, lease).await.map(drop),
@@ -224,7 +218,7 @@ impl SessionLeases {
     async fn finish_transactions(&self, lease: &Lease) -> Result<Option<Hold>, RootError> {
         let (id, root, limits) = (lease.session, self.core.root.clone(), lease.spec.limits.disk());
         let open = move || root.open_session(id, limits).and_then(|()| root.transactions(id));
-        let found = file_work(open).await?;
+        let found = blocking(open).await?;
         let mut hold = None;
         for transaction in found {
             let state = self.decided(lease, &transaction).await?;
@@ -241,7 +235,7 @@ impl SessionLeases {
             tracing::info!(session = %id, run = %transaction.run, is_applied, "finishing transactional run");
             let root = self.core.root.clone();
             fault::point("recover");
-            file_work(move || root.finish_transaction(&transaction, is_applied)).await?;
+            blocking(move || root.finish_transaction(&transaction, is_applied)).await?;
             fault::point("recovered");
         }
         if let (Some(held), None) = (lease.held, hold) {
@@ -282,43 +276,30 @@ impl SessionLeases {
     /// Creates a session's directory if needed and returns its owner; `None` if the session had
     /// files and they are lost.
     async fn directory(&self, lease: &Lease) -> Result<Option<Ids>, RootError> {
-        let (root, id, has_files) = (self.core.root.clone(), lease.session, lease.has_files);
-        let canaries =
-            self.core.backends.canaries().filter(|_| canary::has_canaries(lease.spec.mode));
-        let (canaries, sessions) = (canaries.cloned(), self.core.sessions.clone());
-        let (disk, mode, limits) =
-            (self.core.disk.clone(), lease.spec.mode, lease.spec.limits.disk());
+        let core = self.core.clone();
+        let id = lease.session;
+        let has_files = lease.has_files;
+        let mode = lease.spec.mode;
+        let limits = lease.spec.limits.disk();
         let open = move || {
+            let Core { root, disk, backends, sessions, .. } = &*core;
             if has_files && !root.has_session(id)? {
                 return Ok(None);
             }
             let (_, ids) = root.create_session(id)?;
+            let workspace = root.session(id);
             disk.attach(id, mode, ids, limits)
-                .map_err(RootError::at("set the disk limits of", &root.session(id)))?;
-            if let Some(canaries) = canaries {
-                canaries
-                    .plant(id, &root.session(id), &*sessions)
-                    .map_err(RootError::interrupted)?;
+                .map_err(RootError::at("set the disk limits of", &workspace))?;
+            if let Some(canaries) = backends.canaries().filter(|_| canary::has_canaries(mode)) {
+                canaries.plant(id, &workspace, &**sessions).map_err(RootError::interrupted)?;
             }
             Ok(Some(ids))
         };
-        file_work(open).await
+        blocking(open).await
     }
 }
 
 /// The store did not say what is to become of changes.
 fn unknown(error: Error) -> RootError {
     RootError::interrupted(io::Error::other(error))
-}
-
-/// Does file work outside the async runtime.
-async fn file_work<T, F>(work: F) -> Result<T, RootError>
-where
-    T: Send + 'static,
-    F: FnOnce() -> Result<T, RootError> + Send + 'static,
-{
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|panic| RootError::interrupted(panic.into()))
-        .flatten()
 }

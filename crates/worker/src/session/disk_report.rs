@@ -12,9 +12,9 @@ use codelia_store::{DiskReport, DiskReported, DiskSpace, Error};
 use codelia_telemetry::{DiskCause, metrics};
 use codelia_types::{DiskUsage, SessionId, TenantId};
 use parking_lot::Mutex;
-use tokio::{task::spawn_blocking, time::Instant};
+use tokio::time::Instant;
 
-use crate::{core::Core, disk::Space};
+use crate::{core::Core, file_work::blocking};
 
 /// A change of less than this and of less than 1 % is not reported.
 const MIN_CHANGE_BYTES: u64 = 1024 * 1024;
@@ -30,7 +30,6 @@ const SPACE_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct DiskReporter {
     pub(crate) core: Arc<Core>,
-    pub(crate) space: Arc<Space>,
     pub(crate) memory: Mutex<Memory>,
 }
 
@@ -73,7 +72,7 @@ impl DiskReporter {
         metrics().disk.used(sum(|usage| usage.bytes), sum(|usage| usage.inodes));
         let (changed, tenants) = self.changed(&held);
         if changed.is_empty() && tenants.is_empty() {
-            self.space.set_full(HashSet::new());
+            self.core.space.set_full(HashSet::new());
             // Others are about to be held, or released.
             self.memory.lock().reported = (held.len() == measured).then_some(version);
             return Ok(());
@@ -135,20 +134,16 @@ impl DiskReporter {
         let of_full = held.iter().filter(|held| memory.full.contains(&held.tenant));
         let full: HashSet<SessionId> = of_full.map(|held| held.report.session).collect();
         self.stop(full.intersection(&grown).copied(), DiskCause::Tenant);
-        self.space.set_full(full);
+        self.core.space.set_full(full);
     }
 
     /// Looks at the free space. While it is short, stops what grows.
     pub(crate) async fn watch_space(&self) -> Result<(), Error> {
-        let space = self.space.clone();
-        let measured = match spawn_blocking(move || space.measure()).await {
-            Ok(Ok(measured)) => measured,
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "cannot read the free space of the session root, retrying");
-                return Ok(());
-            }
+        let space = self.core.space.clone();
+        let measured = match blocking(move || space.measure()).await {
+            Ok(measured) => measured,
             Err(error) => {
-                tracing::error!(%error, "cannot read the free space of the session root, retrying");
+                tracing::warn!(%error, "cannot read the free space of the session root, retrying");
                 return Ok(());
             }
         };

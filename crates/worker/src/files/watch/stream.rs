@@ -10,10 +10,8 @@ use futures::{Stream, TryStreamExt, stream};
 use tokio::time::{sleep_until, timeout};
 use tonic::Status;
 
-use super::{
-    super::{blocking::blocking, error::FileError},
-    watcher::Watcher,
-};
+use super::{super::error::FileError, watcher::Watcher};
+use crate::file_work::blocking;
 
 /// How often a quiet watch checks that the session is held and the directory is where it was.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -52,7 +50,8 @@ impl Sending {
             }
             let begun = Instant::now();
             let mut watcher = self.watcher;
-            let (messages, watcher) = blocking(move || Ok((watcher.work()?, watcher))).await?;
+            let (messages, watcher) =
+                blocking(move || watcher.work().map(|messages| (messages, watcher))).await?;
             let pause = (begun.elapsed() * PAUSE_FACTOR).max(MIN_PAUSE);
             self = Self { watcher, messages: messages.into(), resume_at: Instant::now() + pause };
         }

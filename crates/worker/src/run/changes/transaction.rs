@@ -4,7 +4,7 @@
 //! changes are applied. The commit decides, under the lease's fence, so a worker without the lease
 //! never applies anything. See [`crate::workspace::transaction`].
 
-use std::{io, time::Duration};
+use std::time::Duration;
 
 use codelia_policy::Plan;
 use codelia_telemetry::task;
@@ -13,12 +13,12 @@ use codelia_types::{
 };
 use tokio::{
     sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard},
-    task::spawn_blocking,
     time::{Instant, timeout},
 };
 
 use super::held;
 use crate::{
+    file_work::blocking,
     run::{
         active::ActiveRun,
         commit::Report,
@@ -89,7 +89,7 @@ impl Executor {
     ) -> Result<Plan, Denial> {
         let Some(transaction) = self.transaction(run) else { return Ok(plan) };
         let plan = plan.with_transaction(&transaction.layer());
-        file_work(move || transaction.create()).await.map_err(|error| failed(&error))?;
+        blocking(move || transaction.create()).await.map_err(|error| failed(&error))?;
         Ok(plan)
     }
 
@@ -100,7 +100,7 @@ impl Executor {
         result: Result<Report, NoResult>,
     ) -> Result<Report, NoResult> {
         let Some(transaction) = self.transaction(run) else { return result };
-        let report = match result {
+        let mut report = match result {
             Ok(report) if report.is_started() => report,
             not_started => {
                 drop_changes(transaction).await;
@@ -114,28 +114,30 @@ impl Executor {
         };
         let kept = kept.filter(|_| report.is_success() && run.violations.all().total == 0);
         let scanned = transaction.clone();
-        let prepared = spawn_blocking(move || {
+        let prepared = blocking(move || {
             let changes = scanned.scan()?;
             if kept.is_some() {
                 scanned.prepare()?;
             }
             Ok(changes)
         });
-        let prepared = prepared.await.map_err(io::Error::from).map_err(ScanError::from).flatten();
-        let report = match (prepared, kept) {
+        match (prepared.await, kept) {
             (Ok(changes), Some(state)) => {
-                return Ok(report.with_changes(Changes { state, ..changes }));
+                report.result.changes = Some(Changes { state, ..changes });
+                return Ok(report);
             }
-            (Ok(changes), None) => report.with_changes(changes),
+            (Ok(changes), None) => report.result.changes = Some(changes),
             (Err(error), _) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     "cannot prepare the changes of the run"
                 );
                 // What would have succeeded must not look so without its changes.
-                if kept.is_some() { report.with_outcome(unapplied(&error)) } else { report }
+                if kept.is_some() {
+                    report.result.outcome = unapplied(&error);
+                }
             }
-        };
+        }
         drop_changes(transaction).await;
         Ok(report)
     }
@@ -216,7 +218,7 @@ fn unapplied(error: &ScanError) -> Outcome {
 /// their run is not committed.
 pub(crate) async fn drop_changes(transaction: Transaction) {
     let discarded = transaction.clone();
-    match file_work(move || discarded.discard()).await {
+    match blocking(move || discarded.discard()).await {
         Ok(()) => remove_in_background(transaction),
         Err(error) => {
             tracing::error!(error = &error as &dyn std::error::Error, "cannot drop the changes")
@@ -227,19 +229,11 @@ pub(crate) async fn drop_changes(transaction: Transaction) {
 /// Removes what is left, which no run waits for. Upkeep does it if this fails.
 pub(crate) fn remove_in_background(transaction: Transaction) {
     task::background("remove changes", async move {
-        if let Err(error) = file_work(move || transaction.empty_trash()).await {
+        if let Err(error) = blocking(move || transaction.empty_trash()).await {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 "cannot remove old changes, retrying later"
             );
         }
     });
-}
-
-pub(crate) async fn file_work<T, F>(work: F) -> io::Result<T>
-where
-    T: Send + 'static,
-    F: FnOnce() -> io::Result<T> + Send + 'static,
-{
-    spawn_blocking(work).await.map_err(io::Error::from).flatten()
 }

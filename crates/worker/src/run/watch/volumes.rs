@@ -1,18 +1,19 @@
 //! The volumes of a run: finds their directories, watches their size while the command may write,
 //! and measures them when it has ended.
 
-use std::{collections::BTreeMap, io, path::PathBuf, sync::atomic::AtomicBool};
+use std::{collections::BTreeMap, path::PathBuf, sync::atomic::AtomicBool};
 
 use codelia_policy::{VOLUME_BYTES, VolumeMode};
 use codelia_store::MountedVolume;
-use codelia_types::{Outcome, Reason, Refusal, VolumeId};
+use codelia_types::{Outcome, Reason, VolumeId};
 use tokio::task::spawn_blocking;
 
 use super::size::{SizeWatch, Sizes};
 use crate::{
+    file_work::blocking,
     run::{
         active::ActiveRun,
-        executor::{Executor, NoResult, NotStarted},
+        executor::{Executor, NotStarted},
         retry::retry_until_fenced,
     },
     sandbox::backends::{Denial, failed},
@@ -68,9 +69,8 @@ impl Executor {
             return Ok(found);
         }
         let (session, root) = (run.assigned.session, self.core.root.id);
-        let used =
-            retry_until_fenced("use volumes", run, || self.core.store.volume_use(session, root));
-        let used = used.await.map_err(NoResult::from)?;
+        let used = || self.core.store.volume_use(session, root);
+        let used = retry_until_fenced("use volumes", run, used).await?;
         for one in wanted {
             let Some(mounted) = used.iter().find(|mounted| mounted.name == one.name) else {
                 return Err(unavailable(&one.name).into());
@@ -92,8 +92,8 @@ impl Executor {
 
     async fn volume_directory(&self, volume: &MountedVolume) -> Result<PathBuf, Denial> {
         let (dirs, id) = (self.core.root.volumes(), volume.id);
-        let created = spawn_blocking(move || dirs.create(id)).await;
-        created.map_err(io::Error::from).flatten().map_err(|error| failed(&error).into())
+        let created = blocking(move || dirs.create(id)).await;
+        created.map_err(|error| failed(&error).into())
     }
 
     /// Records the sizes of volumes that a command could write to. Returns the outcome, which is
@@ -127,6 +127,5 @@ fn unavailable(name: &str) -> Denial {
         "policy.filesystem.volumes: volume {name:?} is not mounted by the session, or is on the disk of another \
          worker; create another session"
     );
-    let refusal = Refusal { reason: Reason::VolumeUnavailable, message };
-    Denial { refusal, field: Some("policy.filesystem.volumes") }
+    Denial::at("policy.filesystem.volumes", Reason::VolumeUnavailable, message)
 }
