@@ -16,7 +16,7 @@ pub struct Health {
 }
 
 impl Health {
-    pub(crate) fn of(worker: &Worker) -> Self {
+    pub(crate) fn new(worker: &Worker) -> Self {
         Self {
             lease: worker.core.lease.clone(),
             drain: worker.core.drain.clone(),

@@ -81,7 +81,8 @@ pub(crate) async fn start(worker: &Arc<Worker>) -> Result<CriticalTasks, Error> 
 /// Starts the lease keeper and waits until it has registered the worker.
 async fn start_keeper(worker: &Arc<Worker>, tasks: &CriticalTasks) -> Result<(), Error> {
     let (registered, first) = oneshot::channel();
-    let (w, stop) = (worker.clone(), tasks.stop_token());
+    let w = worker.clone();
+    let stop = tasks.stop_token();
     let keep = move || async move {
         let result = keeper::register_first(&w.registration, w.term, &w.core.lease).await;
         let is_registered = result.is_ok();

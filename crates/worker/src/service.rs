@@ -100,7 +100,7 @@ impl Service {
     /// What probes ask of the worker.
     #[must_use]
     pub fn health(&self) -> Health {
-        Health::of(&self.worker)
+        Health::new(&self.worker)
     }
 
     /// Works until `shutdown`, then drains and unregisters the worker.

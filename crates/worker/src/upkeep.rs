@@ -159,7 +159,8 @@ impl Upkeep {
     async fn remove_directory(&self, id: SessionId) -> bool {
         // Its processes have the session's user, which another session gets next.
         self.core.backends.forget_session(id);
-        let (root, began) = (self.core.root.clone(), Instant::now());
+        let root = self.core.root.clone();
+        let began = Instant::now();
         match logged(move || root.remove_session(id)).await {
             Some(bytes) => {
                 tracing::info!(session = %id, bytes, "session directory removed");

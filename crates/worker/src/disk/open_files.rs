@@ -26,7 +26,7 @@ pub(super) struct OpenFiles {
 }
 
 impl OpenFiles {
-    pub(super) fn of(mut processes: Vec<Pid>, device: u64) -> Self {
+    pub(super) fn new(mut processes: Vec<Pid>, device: u64) -> Self {
         processes.truncate(MAX_PROCESSES);
         Self { processes, device }
     }

@@ -100,7 +100,7 @@ impl Walk {
             usage: DiskUsage::default(),
             max,
             is_disturbed: false,
-            open_files: OpenFiles::of(processes, stat.st_dev),
+            open_files: OpenFiles::new(processes, stat.st_dev),
         };
         walk.count(&stat);
         walk.enter(directory, stat.st_ino);
@@ -135,7 +135,9 @@ impl Walk {
     }
 
     fn done(&self) -> Progress {
-        let (usage, is_over, is_disturbed) = (self.usage, self.is_over(), self.is_disturbed);
+        let usage = self.usage;
+        let is_over = self.is_over();
+        let is_disturbed = self.is_disturbed;
         Progress::Done(Found { usage, is_over, is_disturbed })
     }
 
@@ -168,7 +170,8 @@ impl Walk {
     }
 
     fn enter(&mut self, directory: OwnedFd, inode: u64) {
-        let (next, pending) = (Some(0), Vec::new());
+        let next = Some(0);
+        let pending = Vec::new();
         self.levels.push(Level { directory: Some(directory), inode, next, pending });
     }
 

@@ -79,7 +79,8 @@ impl Space {
     pub(crate) fn refuse_run(&self) -> Option<Refusal> {
         let space = self.last.lock().filter(|space| space.is_short)?;
         metrics().disk.limited(DiskCause::Reserve, DiskEffect::RunRefused);
-        let (free, reserve) = (space.free / MIB, space.reserve / MIB);
+        let free = space.free / MIB;
+        let reserve = space.reserve / MIB;
         let message = format!(
             "the worker has {free} MiB free for sessions and keeps {reserve} MiB (worker.disk_reserve); remove \
              files (`codelia rm`) or close sessions, or ask an operator for space"

@@ -63,7 +63,8 @@ impl Egress {
             self.proxy_ended();
             metrics().egress.restarted();
             log_end(&ended);
-            let (egress, how) = (self.clone(), ended.to_string());
+            let egress = self.clone();
+            let how = ended.to_string();
             task::background("record restart", async move { egress.record_restart(&how).await });
             if started_at.elapsed() >= HEALTHY {
                 backoff.reset();

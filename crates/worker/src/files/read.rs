@@ -52,7 +52,8 @@ impl FileRead {
             return Ok(Some(read_file_response::Kind::File(head)));
         }
         let max = self.end.saturating_sub(self.offset).min(READ_BYTES as u64);
-        let (file, offset) = (self.file.clone(), self.offset);
+        let file = self.file.clone();
+        let offset = self.offset;
         let piece =
             blocking(move || read_at(&file, offset, usize::try_from(max).unwrap_or(READ_BYTES)))
                 .await?;

@@ -128,7 +128,7 @@ impl ActiveRun {
             output: Arc::new(OutputLog::new(spec.limits.output_bytes)),
             violations: ViolationLog::default(),
             escape: EscapeLog::default(),
-            near_limits: NearLimitLog::new(OutputPacing::of(&spec.policy).is_immediate()),
+            near_limits: NearLimitLog::new(OutputPacing::from_policy(&spec.policy).is_immediate()),
             control,
             sandbox: OnceLock::new(),
             meter: OnceLock::new(),

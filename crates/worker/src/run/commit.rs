@@ -117,7 +117,9 @@ impl Executor {
         result: Result<Report, NoResult>,
     ) -> Conclusion {
         // Without a lease there is no outcome to give out.
-        run.fence.run_until_cancelled(OutputPacing::of(&run.assigned.spec.policy).wait()).await;
+        run.fence
+            .run_until_cancelled(OutputPacing::from_policy(&run.assigned.spec.policy).wait())
+            .await;
         if let Ok(report) = &result
             && report.result.outcome == Outcome::Lost(LostReason::DrainDeadline)
             && let Ok(true) =

@@ -78,7 +78,8 @@ impl Dispatcher {
             return Assignment::Started;
         }
         if self.core.drain.is_draining() {
-            let (dispatcher, current) = (self.clone(), current.clone());
+            let dispatcher = self.clone();
+            let current = current.clone();
             task::background("hand back", async move {
                 dispatcher.hand_back(&current, assigned.names(), assigned.turn).await
             });

@@ -63,7 +63,7 @@ async fn ask<T: Send + 'static>(
     question: impl FnOnce(&UsageReader) -> Result<T, codelia_backends::Error> + Send + 'static,
 ) -> Result<(Instant, T), Unavailable> {
     let spec = &run.assigned.spec;
-    if !OutputPacing::of(&spec.policy).is_immediate() {
+    if !OutputPacing::from_policy(&spec.policy).is_immediate() {
         return Err(Unavailable::Paced);
     }
     let Meter { started_at, reader } = run.meter.get().ok_or(Unavailable::NotStarted)?;

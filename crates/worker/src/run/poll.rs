@@ -77,8 +77,9 @@ impl Poller {
     /// the last poll and those that the worker executes. The others are runs that the worker began
     /// without receiving the answer; a poll that reads all finds them.
     async fn list_assigned(&self, incarnation: Incarnation) -> Result<Vec<AssignedRun>, Error> {
-        let (worker, began, now) =
-            (self.core.lease.worker(), OffsetDateTime::now_utc(), Instant::now());
+        let worker = self.core.lease.worker();
+        let began = OffsetDateTime::now_utc();
+        let now = Instant::now();
         let last = *self.last.lock();
         let recent = |last: &LastPoll| {
             last.incarnation == incarnation
@@ -109,7 +110,8 @@ impl Poller {
         &self,
         incarnation: Incarnation,
     ) -> Result<Vec<(RunId, SessionId, TenantId)>, Error> {
-        let (queued, began) = (&self.core.sessions.queued, tokio::time::Instant::now());
+        let queued = &self.core.sessions.queued;
+        let began = tokio::time::Instant::now();
         let due = queued.take_due(incarnation);
         let sessions = match &due {
             DueSessions::Marked(ids) if ids.is_empty() => return Ok(Vec::new()),

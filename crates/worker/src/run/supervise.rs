@@ -112,7 +112,7 @@ impl Executor {
         let (outcome, mut usage) = ended?;
         let outcome = self.measure_volumes(&volumes, outcome).await;
         wait_for_owner(run, started_at).await;
-        let pacing = OutputPacing::of(&run.assigned.spec.policy);
+        let pacing = OutputPacing::from_policy(&run.assigned.spec.policy);
         usage.cpu_time = pacing.round_up(usage.cpu_time);
         usage.wall_time = pacing.round_up(usage.wall_time);
         let options = &self.core.options.escape;

@@ -69,7 +69,8 @@ impl Backends {
         untraversable: Option<PathBuf>,
     ) -> Self {
         let runtime = codelia_backends::host_runtime();
-        let (mut installed, mut problems) = (BTreeMap::new(), BTreeMap::new());
+        let mut installed = BTreeMap::new();
+        let mut problems = BTreeMap::new();
         for backend in backends {
             let found = backend.probe().await;
             for gap in &found.gaps {
@@ -190,7 +191,8 @@ impl Backends {
             return Ok((self.plan(target, spec, ids)?, None));
         }
         let permit = self.large.acquire(tenant.as_str()).await.map_err(|busy| failed(&busy))?;
-        let (backends, spec) = (self.clone(), spec.clone());
+        let backends = self.clone();
+        let spec = spec.clone();
         let plan = spawn_blocking(move || backends.plan(target, &spec, ids));
         Ok((plan.await.map_err(|error| failed(&error))??, Some(permit)))
     }

@@ -80,7 +80,8 @@ impl SessionLeases {
         current: &WorkerLease,
         is_new: bool,
     ) -> Result<Option<Lease>, Error> {
-        let (worker, incarnation) = (self.core.lease.worker(), current.incarnation);
+        let worker = self.core.lease.worker();
+        let incarnation = current.incarnation;
         if is_new
             && let Some(lease) =
                 self.core.store.lease_acquire_first(id, worker, incarnation).await?
@@ -92,7 +93,8 @@ impl SessionLeases {
 
     /// Opens the directory of a session whose lease was just acquired.
     async fn open(&self, current: &WorkerLease, lease: Lease) -> Result<Option<LeaseEpoch>, Error> {
-        let (id, epoch) = (lease.session, lease.token.epoch);
+        let id = lease.session;
+        let epoch = lease.token.epoch;
         let opened = match self.finish_transactions(&lease).await {
             Ok(hold) => self.directory(&lease).await.map(|ids| ids.map(|ids| (ids, hold))),
             Err(error) => Err(error),
@@ -216,7 +218,9 @@ impl SessionLeases {
     /// changes whose row says so and drops all others, except those that wait for a decision. Their
     /// row cannot change any more: this worker has taken the lease.
     async fn finish_transactions(&self, lease: &Lease) -> Result<Option<Hold>, RootError> {
-        let (id, root, limits) = (lease.session, self.core.root.clone(), lease.spec.limits.disk());
+        let id = lease.session;
+        let root = self.core.root.clone();
+        let limits = lease.spec.limits.disk();
         let open = move || root.open_session(id, limits).and_then(|()| root.transactions(id));
         let found = blocking(open).await?;
         let mut hold = None;

@@ -181,7 +181,8 @@ impl DiskReporter {
         let is_news =
             self.memory.lock().space.is_none_or(|(stored, _)| stored.is_short != space.is_short);
         if is_news && space.is_short {
-            let (free, reserve) = (space.free, space.reserve);
+            let free = space.free;
+            let reserve = space.reserve;
             tracing::warn!(free, reserve, "less space is free than the reserve: starting no runs");
         }
         self.core

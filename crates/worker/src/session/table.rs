@@ -177,7 +177,8 @@ impl Sessions {
 
     /// The sessions whose held changes waited too long.
     pub(crate) fn expired_holds(&self) -> Vec<(SessionId, LeaseEpoch, RunId)> {
-        let (table, now) = (self.table.lock(), Instant::now());
+        let table = self.table.lock();
+        let now = Instant::now();
         let expired = table.iter().filter_map(|(id, entry)| match entry {
             Entry::Held(held) if !held.closing => {
                 held.hold.filter(|hold| hold.until <= now).map(|hold| (*id, held.epoch, hold.run))
@@ -189,7 +190,8 @@ impl Sessions {
 
     /// Adds a session whose lease was acquired.
     pub(crate) fn acquired(&self, lease: Lease, ids: Ids, hold: Option<Hold>) {
-        let (id, has_queue) = (lease.session, lease.has_queue);
+        let id = lease.session;
+        let has_queue = lease.has_queue;
         let held = Held {
             tenant: lease.tenant,
             epoch: lease.token.epoch,

@@ -149,7 +149,8 @@ impl SessionRoot {
 
     /// Moves interrupted imports to the trash, and empties the session's own one.
     fn discard_leftovers(&self, id: SessionId) -> Result<(), RootError> {
-        let (imports, trash) = (self.imports(id), self.own_trash(id));
+        let imports = self.imports(id);
+        let trash = self.own_trash(id);
         if self.quota.is_some() {
             create_private(&trash)?;
         }
@@ -172,7 +173,8 @@ impl SessionRoot {
 
     /// Creates a session's workspace; returns whether it existed, and its owner.
     pub(crate) fn create_session(&self, id: SessionId) -> Result<(bool, Ids), RootError> {
-        let (parent, path) = (self.session_parent(id), self.session(id));
+        let parent = self.session_parent(id);
+        let path = self.session(id);
         create_if_absent(&parent)?;
         let existed = !create_if_absent(&path)?;
         self.discard_leftovers(id)?;
@@ -194,7 +196,8 @@ impl SessionRoot {
     /// Removes a session's workspace and overlays, and returns the size of its files in bytes. The
     /// name is free immediately. After a failure the same call continues the removal.
     pub(crate) fn remove_session(&self, id: SessionId) -> Result<u64, RootError> {
-        let (from, name) = (self.session_parent(id), id.to_string());
+        let from = self.session_parent(id);
+        let name = id.to_string();
         let owner = self.users.owner(&from).or_else(|| self.users.owner(&self.trash().join(&name)));
         let removed = self.quota.as_ref().map_or(Ok(0), |quota| quota.remove(id, &from));
         let removed = removed.map_err(RootError::at("remove the disk image of", &from))?;

@@ -293,7 +293,8 @@ impl<'a> Registry<'a> {
                 .and_then(|found| found.modified())
                 .map_err(registry_error("read", &path))?;
             let (root_id, root) = text.trim_end_matches('\n').split_once(' ').unwrap_or_default();
-            let (root_id, root) = (root_id.to_owned(), PathBuf::from(root));
+            let root_id = root_id.to_owned();
+            let root = PathBuf::from(root);
             entries.push(Entry { range: UidRange { base, count }, path, root_id, root, made_at });
         }
         Ok(entries)

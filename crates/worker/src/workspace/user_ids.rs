@@ -67,7 +67,8 @@ impl SessionUsers {
                 false
             }
         });
-        let (shared, cursor) = (root.join("shared-ids"), root.join("next-id"));
+        let shared = root.join("shared-ids");
+        let cursor = root.join("next-id");
         Self { claims, shared, cursor, batch: Mutex::default(), range }
     }
 

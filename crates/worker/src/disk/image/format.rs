@@ -56,7 +56,7 @@ impl Formatter {
         image: &Path,
         limits: DiskLimits,
     ) -> io::Result<()> {
-        let size = Size::of(limits)?;
+        let size = Size::with_room_for(limits)?;
         let blank = directory.join(format!("{BLANK}{}-{}", size.blocks, size.inodes));
         if !blank.try_exists()? {
             remove_old_blanks(directory)?;
@@ -113,8 +113,8 @@ struct Size {
 }
 
 impl Size {
-    /// Of a file system in which files can have `limits`.
-    fn of(limits: DiskLimits) -> io::Result<Self> {
+    /// The size of a file system in which files can have `limits`.
+    fn with_room_for(limits: DiskLimits) -> io::Result<Self> {
         if limits.bytes > MAX_BYTES {
             let message = "limits.disk_bytes: an image holds at most 8 TiB (lower it, or choose another worker.disk)";
             return Err(io::Error::new(ErrorKind::InvalidInput, message));
@@ -169,7 +169,8 @@ fn remove_old_blanks(directory: &Path) -> io::Result<()> {
 
 /// Copies a sparse file with its holes, or has the file system share its blocks.
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
-    let (from, to) = (File::open(from)?, create_file(to)?);
+    let from = File::open(from)?;
+    let to = create_file(to)?;
     if ioctl_ficlone(&to, &from).is_ok() {
         return Ok(());
     }
@@ -206,10 +207,11 @@ mod tests {
 
     #[test]
     fn too_large_limit_is_refused() {
-        let refused =
-            Size::of(DiskLimits { bytes: MAX_BYTES + 1, inodes: 1 }).unwrap_err().to_string();
+        let refused = Size::with_room_for(DiskLimits { bytes: MAX_BYTES + 1, inodes: 1 })
+            .unwrap_err()
+            .to_string();
         assert!(refused.contains("limits.disk_bytes"), "{refused}");
-        assert!(Size::of(DiskLimits { bytes: MAX_BYTES, inodes: u64::MAX }).is_ok());
+        assert!(Size::with_room_for(DiskLimits { bytes: MAX_BYTES, inodes: u64::MAX }).is_ok());
     }
 
     #[test]

@@ -86,7 +86,8 @@ impl Images {
         let attempt = || {
             DirBuilder::new().mode(0o700).create(&directory)?;
             let images = Self { directory: directory.clone(), formatter, mounts: Mutex::default() };
-            let (session, target) = (SessionId::generate(), directory.join("target"));
+            let session = SessionId::generate();
+            let target = directory.join("target");
             let opened = images.open(session, &target, TRIAL_LIMITS);
             opened.and(images.remove(session, &target))
         };
@@ -241,7 +242,8 @@ fn missing(error: io::Error) -> Missing {
 fn sweep(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        let (name, path) = (entry.file_name(), entry.path());
+        let name = entry.file_name();
+        let path = entry.path();
         let name = name.to_string_lossy();
         let is_old = || {
             Ok::<_, io::Error>(

@@ -159,7 +159,8 @@ impl Export {
     }
 
     fn pack_content(&mut self, open: &mut OpenFile) -> Result<(), FileError> {
-        let (max, output) = (open.left.min(READ_BYTES), &mut self.output.plain);
+        let max = open.left.min(READ_BYTES);
+        let output = &mut self.output.plain;
         let mut read =
             if open.is_short { 0 } else { (&open.file).take(max).read_to_end(output)? as u64 };
         if read == 0 {

@@ -145,7 +145,8 @@ impl Import {
             staging.publish(&self.tree.workspace).map_err(|error| error.after(progress))?;
         }
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        let (entries, content_bytes) = (count(self.tree.entries), count(self.tree.content_bytes));
+        let entries = count(self.tree.entries);
+        let content_bytes = count(self.tree.content_bytes);
         Ok(v1::ImportFilesResponse { entries, content_bytes })
     }
 }

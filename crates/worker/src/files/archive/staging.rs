@@ -51,7 +51,8 @@ impl Staging {
     /// Moves the directory to its place, if nothing has appeared there.
     pub(super) fn publish(self, workspace: &Workspace) -> Result<(), FileError> {
         workspace.check_held()?;
-        let (parent, name) = (&self.target.parent, &self.target.name);
+        let parent = &self.target.parent;
+        let name = &self.target.name;
         let flags = RenameFlags::NOREPLACE;
         workspace.as_session(|| Ok(renameat_with(&self.directory, TREE, parent, name, flags)?))
     }
@@ -64,7 +65,8 @@ impl Drop for Staging {
             tracing::warn!(%error, "cannot move an import to the trash, leaving it to the next holder");
             return;
         }
-        let (trash, name) = (self.trash.clone(), self.name.clone());
+        let trash = self.trash.clone();
+        let name = self.name.clone();
         let remove = move || {
             if let Err(error) = trash::remove(&trash, Path::new(&name)) {
                 tracing::warn!(%error, "cannot remove an import from the trash, leaving it to upkeep");

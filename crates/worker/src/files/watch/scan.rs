@@ -80,7 +80,8 @@ impl Scan<'_> {
         mut found: impl FnMut(&Path),
     ) -> Result<bool, FileError> {
         let mut is_there = false;
-        let (mut open, mut entries) = (vec![(above, name.to_owned())], 0);
+        let mut open = vec![(above, name.to_owned())];
+        let mut entries = 0;
         while let Some((above, name)) = open.pop() {
             let Some(path) = self.tree.path(above).map(|above| above.join(&name)) else { continue };
             let Some((directory, is_new)) = self.watch_at(&path, above, &name)? else { continue };

@@ -78,7 +78,8 @@ impl Tree {
     /// Removes a directory with everything in it. Returns their descriptors.
     pub(super) fn remove(&mut self, directory: Descriptor) -> Vec<Descriptor> {
         self.leave_place(directory);
-        let (mut open, mut removed) = (vec![directory], Vec::new());
+        let mut open = vec![directory];
+        let mut removed = Vec::new();
         while let Some(next) = open.pop() {
             if let Some(node) = self.nodes.remove(&next) {
                 removed.push(next);

@@ -293,7 +293,8 @@ impl Watcher {
         if !self.is_recursive {
             return Ok(true);
         }
-        let (workspace, top_path) = (self.clone_workspace(), self.top_path.clone());
+        let workspace = self.clone_workspace();
+        let top_path = self.top_path.clone();
         let mut batch = take(&mut self.batch);
         let added = self.scan().add(above, name, |path| {
             let path = top_path.join(path);

@@ -158,7 +158,8 @@ impl Executor {
                 held::apply_until(transaction, stop).await;
             }
             (Some(ChangesState::Held), Some(TransactionMode::Hold { timeout })) => {
-                let (epoch, until) = (run.assigned.epoch, Instant::now() + timeout);
+                let epoch = run.assigned.epoch;
+                let until = Instant::now() + timeout;
                 let hold = Hold { run: run.id(), epoch, until };
                 self.core.sessions.set_hold(run.assigned.session, epoch, Some(hold));
             }

@@ -19,7 +19,7 @@ pub(crate) struct OutputPacing {
 }
 
 impl OutputPacing {
-    pub(crate) fn of(policy: &Policy) -> Self {
+    pub(crate) fn from_policy(policy: &Policy) -> Self {
         Self { interval: policy.resources.release_interval }
     }
 
@@ -42,7 +42,8 @@ impl OutputPacing {
 
     /// Waits for the next release and returns `first` with what is read until then.
     pub(crate) async fn collect(self, first: Bytes, reader: &mut Reader) -> Vec<Bytes> {
-        let (mut held, mut bytes) = (Vec::new(), first.len());
+        let mut held = Vec::new();
+        let mut bytes = first.len();
         held.push(first);
         let release = self.wait();
         tokio::pin!(release);
@@ -98,12 +99,12 @@ mod tests {
     fn used_time_is_rounded_up_to_interval() {
         let mut policy = Policy::default();
         assert_eq!(
-            OutputPacing::of(&policy).round_up(Duration::from_millis(7)),
+            OutputPacing::from_policy(&policy).round_up(Duration::from_millis(7)),
             Duration::from_millis(7)
         );
         policy.resources.release_interval = Some(Duration::from_millis(100));
         for (used, expected) in [(0, 0), (1, 100), (100, 100), (101, 200)] {
-            let rounded = OutputPacing::of(&policy).round_up(Duration::from_millis(used));
+            let rounded = OutputPacing::from_policy(&policy).round_up(Duration::from_millis(used));
             assert_eq!(rounded, Duration::from_millis(expected));
         }
     }

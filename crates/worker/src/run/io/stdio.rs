@@ -63,7 +63,8 @@ fn open_pipes(with_stdin: bool) -> io::Result<(Stdio, Ends)> {
     } else {
         (File::open("/dev/null")?.into(), None)
     };
-    let (stdout, stderr) = (stdout.into_blocking_fd()?, stderr.into_blocking_fd()?);
+    let stdout = stdout.into_blocking_fd()?;
+    let stderr = stderr.into_blocking_fd()?;
     let stdio = Stdio::Files { stdin, stdout, stderr };
     let outputs = vec![
         (OutputStream::Stdout, Reader::new(stdout_end)),

@@ -48,7 +48,7 @@ impl Streams {
     ) -> Self {
         let stop = CancellationToken::new();
         let writing = run.clone();
-        let pacing = OutputPacing::of(&run.assigned.spec.policy);
+        let pacing = OutputPacing::from_policy(&run.assigned.spec.policy);
         Self {
             pacing,
             readers: task::background("read output", async move {

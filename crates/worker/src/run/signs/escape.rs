@@ -43,7 +43,8 @@ pub(crate) struct Indicator {
 impl Indicator {
     /// A system call was blocked.
     pub(crate) fn of_call(violation: &Violation) -> Self {
-        let (call, arguments) = (&violation.syscall, violation.display_args());
+        let call = &violation.syscall;
+        let arguments = violation.display_args();
         let severity = Severity::of_call(call);
         let (kind, what) = match (call.as_str(), severity) {
             ("execve" | "execveat", _) => ("PROCESS", "unauthorized exec"),

@@ -48,7 +48,8 @@ pub(crate) fn events(
 
 /// At least one part, so that a run that did nothing has its event too.
 fn parts(operations: &[Operation]) -> Vec<&[Operation]> {
-    let (mut parts, mut rest) = (Vec::new(), operations);
+    let mut parts = Vec::new();
+    let mut rest = operations;
     loop {
         let mut text = 0;
         let fits = |operation: &&Operation| {

@@ -18,7 +18,8 @@ const DISK_BYTES: &str = "disk_bytes";
 
 /// Watches the directories of one command, if the layout has a limit.
 pub(crate) fn watch(workspace: PathBuf, policy: &Policy) -> Option<SizeWatch> {
-    let directories = policy.layout.directories.iter().filter_map(Limited::of).collect::<Vec<_>>();
+    let directories =
+        policy.layout.directories.iter().filter_map(Limited::from_layout).collect::<Vec<_>>();
     if directories.is_empty() {
         return None;
     }
@@ -45,7 +46,7 @@ struct Limited {
 }
 
 impl Limited {
-    fn of(directory: &LayoutDirectory) -> Option<Self> {
+    fn from_layout(directory: &LayoutDirectory) -> Option<Self> {
         directory.max_bytes.map(|max_bytes| Self {
             path: directory.path.clone(),
             max_bytes,

@@ -52,7 +52,8 @@ impl SizeWatch {
     where
         F: FnMut(&AtomicBool) -> Sizes + Send + 'static,
     {
-        let (exceeded, stop) = (CancellationToken::new(), Arc::<AtomicBool>::default());
+        let exceeded = CancellationToken::new();
+        let stop = Arc::<AtomicBool>::default();
         let task = task::background(name, watch(measure, stop.clone(), exceeded.clone()));
         Self { resource, exceeded, stop, task }
     }
@@ -76,7 +77,8 @@ where
     F: FnMut(&AtomicBool) -> Sizes + Send + 'static,
 {
     loop {
-        let (began, stop) = (Instant::now(), stop.clone());
+        let began = Instant::now();
+        let stop = stop.clone();
         let measured = spawn_blocking(move || {
             let sizes = measure(&stop);
             (measure, sizes)

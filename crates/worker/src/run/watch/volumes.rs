@@ -68,7 +68,8 @@ impl Executor {
         if wanted.is_empty() {
             return Ok(found);
         }
-        let (session, root) = (run.assigned.session, self.core.root.id);
+        let session = run.assigned.session;
+        let root = self.core.root.id;
         let used = || self.core.store.volume_use(session, root);
         let used = retry_until_fenced("use volumes", run, used).await?;
         for one in wanted {
@@ -91,7 +92,8 @@ impl Executor {
     }
 
     async fn volume_directory(&self, volume: &MountedVolume) -> Result<PathBuf, Denial> {
-        let (dirs, id) = (self.core.root.volumes(), volume.id);
+        let dirs = self.core.root.volumes();
+        let id = volume.id;
         let created = blocking(move || dirs.create(id)).await;
         created.map_err(|error| failed(&error).into())
     }
@@ -105,7 +107,8 @@ impl Executor {
     ) -> Outcome {
         let mut outcome = outcome;
         for volume in written {
-            let (id, measured) = (volume.id, volume.clone());
+            let id = volume.id;
+            let measured = volume.clone();
             let Ok(Some(bytes)) = spawn_blocking(move || measure(&measured)).await else {
                 continue;
             };

@@ -35,7 +35,8 @@ impl Apply<'_> {
         if depth > MAX_DEPTH {
             return Err(io::Error::other("a directory is too deep"));
         }
-        let (stat, old) = (fstat(upper)?, fstat(lower)?);
+        let stat = fstat(upper)?;
+        let old = fstat(lower)?;
         if old.st_mode & 0o700 != 0o700 {
             self.step(|| fchmod(lower, Mode::from_raw_mode(old.st_mode & 0o7777 | 0o700)))?;
         }
@@ -133,7 +134,8 @@ impl Apply<'_> {
         self.step_io(|| attributes::copy(upper, lower))?;
         let old = fstat(lower)?;
         if (old.st_uid, old.st_gid) != (stat.st_uid, stat.st_gid) {
-            let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
+            let uid = Uid::from_raw(stat.st_uid);
+            let gid = Gid::from_raw(stat.st_gid);
             self.step(|| fchown(lower, Some(uid), Some(gid)))?;
         }
         let mode = attributes::remembered_mode(upper)?.unwrap_or(stat.st_mode & 0o7777);
