@@ -17,7 +17,7 @@ use crate::{
     workspace::root::SessionRoot,
 };
 
-/// What a worker has and knows. Each part holds it and adds what only that part uses.
+/// State and settings of a worker. Each part holds it and adds what only that part uses.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) options: Options,

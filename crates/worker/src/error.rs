@@ -26,7 +26,7 @@ pub enum Error {
     Mode {
         /// The mode.
         mode: Mode,
-        /// What is missing, and how to get it.
+        /// The part of the host that is missing, and how to get it.
         problem: String,
     },
     /// An option does not fit the others.

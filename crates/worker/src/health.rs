@@ -1,4 +1,4 @@
-//! What probes ask of a worker.
+//! The state of a worker for probes.
 
 use std::sync::Arc;
 

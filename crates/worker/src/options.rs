@@ -32,7 +32,7 @@ const CONNECTION_SHARE: u64 = 8;
 const STREAM_WINDOW: ByteSize = ByteSize::kib(256);
 const CONNECTION_WINDOW: ByteSize = ByteSize::mib(64);
 
-/// What a worker is started with.
+/// The settings that a worker is started with.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Stays the same over restarts.
@@ -43,11 +43,11 @@ pub struct Options {
     pub listen: Listen,
     /// Required by [`Listen::Tcp`].
     pub internal_tls: Option<TlsFiles>,
-    /// What the operator chose for workers.
+    /// The operator's settings for workers.
     pub worker: WorkerOptions,
     /// From the signal that asks a command to end to the one that kills it.
     pub kill_grace: Duration,
-    /// What is done when a command tries to leave its sandbox.
+    /// The response to a command that tries to leave its sandbox.
     pub escape: EscapeOptions,
     /// How long rows are kept, unless their tenant has a retention of its own.
     pub retention: Retention,

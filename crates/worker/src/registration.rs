@@ -32,7 +32,7 @@ pub(crate) struct Registration {
     pub(crate) connection: LeaseConnection,
     /// The worker's runtime, where the tasks of runs and sessions live.
     pub(crate) runtime: Handle,
-    /// What the worker registers; each registration fills in its own incarnation.
+    /// Record of the worker that it registers; each registration fills in its own incarnation.
     pub(crate) record: NewWorker,
     pub(crate) dispatcher: Arc<Dispatcher>,
     /// A lease was lost and its event is not recorded yet.

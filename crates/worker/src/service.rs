@@ -97,7 +97,7 @@ impl Service {
         self.services.clone()
     }
 
-    /// What probes ask of the worker.
+    /// The state of the worker for probes.
     #[must_use]
     pub fn health(&self) -> Health {
         Health::new(&self.worker)
@@ -121,7 +121,7 @@ impl Service {
         let drained = worker.clone();
         let drain = async move { drained.drainer.drain().await };
         let result = shutdown::drain_or_fence(stopped, &mut tasks, drain, fence(&worker)).await;
-        // Its control group is next to those of the sandboxes, whose parent goes last.
+        // The proxy's control group is next to those of the sandboxes, whose parent goes last.
         worker.core.egress.shut_down().await;
         worker.core.backends.shut_down();
         let root = worker.core.root.clone();

@@ -163,7 +163,7 @@ impl<T> Lane<T> {
         Self { running: 0, last_service, queue: VecDeque::new() }
     }
 
-    /// Its rank, if an item waits in it.
+    /// The rank of the lane, if an item waits in it.
     fn rank(&self, tenant: &TenantId) -> Option<Rank> {
         let (arrival, _) = self.queue.front()?;
         Some((self.running, self.last_service, *arrival, tenant.clone()))

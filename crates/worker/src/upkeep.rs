@@ -134,7 +134,7 @@ impl Upkeep {
         let removed = stream::iter(ended)
             .map(|id| async move { self.remove_session(id).await.then_some(id) })
             .buffer_unordered(MAX_CONCURRENT_REMOVALS);
-        // Those that are removed meanwhile are recorded together. None waits for a slow one.
+        // Sessions that are removed meanwhile are recorded together. None waits for a slow one.
         let mut removed = pin!(removed.filter_map(ready).ready_chunks(MAX_RECORDED));
         while let Some(ids) = removed.next().await {
             match store.session_mark_removed(&ids, root).await {
@@ -157,7 +157,7 @@ impl Upkeep {
     }
 
     async fn remove_directory(&self, id: SessionId) -> bool {
-        // Its processes have the session's user, which another session gets next.
+        // The kept processes have the session's user, which another session gets next.
         self.core.backends.forget_session(id);
         let root = self.core.root.clone();
         let began = Instant::now();

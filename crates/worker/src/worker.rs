@@ -154,7 +154,7 @@ fn max_spares(options: &Options) -> usize {
         .min(usize::try_from(by_descriptors).unwrap_or(usize::MAX))
 }
 
-/// What the worker registers.
+/// The record that the worker registers.
 fn record(core: &Core, address: &str) -> NewWorker {
     let options = &core.options;
     NewWorker {

@@ -1,4 +1,4 @@
-//! What is known about the files of one session, and when to measure them again.
+//! Usage and limits of the files of one session, and when to measure them again.
 
 use std::{
     io,
@@ -45,14 +45,14 @@ pub(super) struct Account {
     pub(super) quota: Option<Arc<dyn Quota>>,
     /// Held while limits are set in the kernel.
     pub(super) setting: Arc<Mutex<()>>,
-    /// Those of the session; a run may have lower ones.
+    /// The limits of the session; a run may have lower ones.
     limits: DiskLimits,
     measured: Option<DiskUsage>,
     /// The last measurement found everything.
     is_complete: bool,
-    /// What file calls have reserved since the last measurement began.
+    /// Reservations of file calls since the last measurement began.
     reserved: DiskUsage,
-    /// What they had reserved when the current one began.
+    /// Reservations from before the current measurement began.
     reserved_before: DiskUsage,
     /// Bytes in files of calls that have no name yet, so that no measurement finds them.
     unnamed_bytes: u64,
@@ -84,7 +84,7 @@ struct Schedule {
     is_requested: bool,
 }
 
-/// What a measurement begins with. It reads files, so it begins without the lock of all accounts.
+/// The input of a measurement. It reads files, so it begins without the lock of all accounts.
 #[derive(Debug)]
 pub(super) struct Beginning {
     target: Arc<Target>,
@@ -296,7 +296,7 @@ impl Account {
         self.ended(cost, now);
         self.reserved_before = DiskUsage::default();
         self.disturbed = if found.is_disturbed { self.disturbed + 1 } else { 0 };
-        // What a disturbed measurement has not found may still be there.
+        // Files that a disturbed measurement has not found may still be there.
         let usage = match self.measured {
             Some(last) if found.is_disturbed => max(last, found.usage),
             _ => found.usage,

@@ -6,7 +6,7 @@ use codelia_types::{DiskMechanism, UnknownValue};
 
 use super::{image::Images, kernel_quota::KernelQuota, missing::Missing, quota::Quota};
 
-/// What the operator chose.
+/// The operator's choice of a mechanism.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DiskChoice {
     /// The best one that works here without preparation: never an image.
@@ -48,14 +48,14 @@ pub struct DiskError {
 /// The mechanism that a worker uses, and why not those that were tried before it.
 #[derive(Debug)]
 pub struct DiskReport {
-    /// What limits sessions.
+    /// The mechanism that limits sessions.
     pub mechanism: DiskMechanism,
     /// Better ones that do not work here.
     pub rejected: Vec<(DiskMechanism, Missing)>,
 }
 
-/// What a worker with the session root `root` would use. Changes nothing in `root`, which must
-/// exist.
+/// The mechanism that a worker with the session root `root` would use. Changes nothing in `root`,
+/// which must exist.
 ///
 /// # Errors
 /// The chosen mechanism does not work.

@@ -8,7 +8,7 @@ use codelia_policy::Limit;
 pub(crate) struct DiskFull {
     /// The limit that would be exceeded: disk bytes or inodes.
     pub(crate) limit: Limit,
-    /// What the session uses, with what open calls have reserved.
+    /// Usage of the session, with what open calls have reserved.
     pub(crate) used: u64,
     pub(crate) max: u64,
 }
@@ -18,7 +18,7 @@ pub(crate) struct DiskFull {
 pub(crate) enum NoRoom {
     #[error(transparent)]
     Full(#[from] DiskFull),
-    /// It is not known yet what the session uses.
+    /// The session was not measured yet.
     #[error("the session was not measured yet")]
     NotMeasured,
 }

@@ -80,7 +80,7 @@ impl Quota for KernelQuota {
             return Ok(());
         }
         for path in inner {
-            // Its files belong to no project: the session is scanned.
+            // Files from before belong to no project: the session is scanned.
             if fs::read_dir(path)?.next().is_some() {
                 return Ok(());
             }

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} ({remedy})")]
 pub struct Missing {
-    /// What is missing.
+    /// The part of the host that is missing.
     pub what: String,
     /// How to get it.
     pub remedy: &'static str,

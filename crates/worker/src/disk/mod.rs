@@ -1,4 +1,4 @@
-//! What the files of the sessions of this worker use, and their limits.
+//! Usage and limits of the files of this worker's sessions.
 //!
 //! Where the kernel has no quota for a session, the worker measures its directory ([`scan`]) and
 //! stops runs that exceed a limit ([`monitor`]). File calls are checked in every case: the worker's
@@ -61,7 +61,7 @@ const CALL_MEASURE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the first measurement of a session may delay its first run.
 const ATTACH_MEASURE_TIME: Duration = Duration::from_millis(10);
 
-/// What is known about the files of the sessions that this worker holds.
+/// Usage and limits of the files of the sessions that this worker holds.
 #[derive(Debug)]
 pub(crate) struct Disk {
     /// The directory of session directories.
@@ -91,7 +91,7 @@ impl Disk {
         }
     }
 
-    /// What limits most sessions here. Some may be scanned although there is a quota.
+    /// The mechanism that limits most sessions here. Some may be scanned although there is a quota.
     pub(crate) fn mechanism(&self) -> DiskMechanism {
         self.quota.as_ref().map_or(DiskMechanism::Scan, |quota| quota.mechanism())
     }
@@ -180,7 +180,7 @@ impl Disk {
         self.accounts.lock().get_mut(&session).map(work)
     }
 
-    /// What limits a session that is held.
+    /// The mechanism that limits a session that is held.
     pub(crate) fn mechanism_of(&self, session: SessionId) -> Option<DiskMechanism> {
         self.with(session, |account| account.mechanism())
     }

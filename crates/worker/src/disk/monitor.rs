@@ -110,7 +110,7 @@ impl Monitor {
     }
 }
 
-/// What is free on the disk of the sessions. Reading it costs nothing.
+/// Free bytes of the disk of the sessions. Reading it costs nothing.
 pub(super) fn free_bytes(disk: &Disk) -> u64 {
     statvfs(&disk.sessions).map_or(0, |found| found.f_bfree.saturating_mul(found.f_frsize))
 }

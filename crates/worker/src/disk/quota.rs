@@ -1,4 +1,4 @@
-//! What a mechanism of the kernel provides.
+//! Mechanisms of the kernel that limit sessions.
 
 use std::{
     fmt, io,
@@ -35,8 +35,8 @@ pub(crate) trait Quota: fmt::Debug + Send + Sync {
         true
     }
 
-    /// What the session uses. Must be cheap: it is called about once a second for each session with
-    /// a run.
+    /// The usage of a session. Must be cheap: it is called about once a second for each session
+    /// with a run.
     fn usage(&self, target: &Target) -> io::Result<DiskUsage>;
 
     /// The worker gives the session up. Its limits stay, since its files do. Does not block.

@@ -16,7 +16,7 @@ const SLACK: DiskUsage = DiskUsage { bytes: 1 << 20, inodes: 64 };
 #[derive(Debug)]
 pub(super) struct RunWatch {
     pub(super) limits: DiskLimits,
-    /// What the session used when the run started, or at the first measurement after. A run in a
+    /// Usage of the session when the run started, or at the first measurement after. A run in a
     /// full session may delete files; it is stopped when the session grows.
     pub(super) at_start: OnceLock<DiskUsage>,
     /// Lists its processes, once it has started.
@@ -37,7 +37,7 @@ impl RunWatch {
         }
     }
 
-    /// What the session may use while this run goes.
+    /// The usage that the session may have while this run goes.
     pub(super) fn allowed(&self) -> DiskUsage {
         let allowed = |limit: u64, at_start: u64, slack: u64| {
             if at_start > limit { at_start.saturating_add(slack) } else { limit }

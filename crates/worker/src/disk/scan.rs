@@ -40,7 +40,7 @@ const BLOCK_BYTES: u64 = 512;
 /// How often a measurement in one go looks whether it is to stop.
 const STOP_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What a walk has found at the end of a slice.
+/// The state of a walk at the end of a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
     /// There is more.
@@ -229,7 +229,7 @@ impl Walk {
         }
         let stat = searching(directory, || statat(directory, name, AtFlags::SYMLINK_NOFOLLOW));
         self.is_disturbed |= matches!(stat, Err(Errno::ACCESS));
-        // What was removed or cannot be looked at counts nothing.
+        // A file that was removed or cannot be looked at counts nothing.
         let stat = stat.ok()?;
         if stat.st_dev != self.device {
             return None;
@@ -264,7 +264,7 @@ impl Walk {
             above.directory = Some(parent);
             return Ok(());
         }
-        // It was moved: continue in the deepest level that is still open.
+        // The directory was moved: continue in the deepest level that is still open.
         self.is_disturbed = true;
         while self.levels.last().is_some_and(|level| level.directory.is_none()) {
             self.levels.pop();
@@ -289,13 +289,13 @@ pub(crate) fn measure(
     Ok(None)
 }
 
-/// What a subdirectory is when a walk comes to it.
+/// The state of a subdirectory when a walk comes to it.
 #[derive(Debug)]
 enum Child {
     Open(OwnedFd, Stat),
-    /// It is gone, was replaced, or belongs to a user whose directories the worker may not read.
+    /// The directory is gone, was replaced, or the worker may not read directories of its user.
     Absent,
-    /// Its mode, or that of the directory above, changes all the time.
+    /// The mode, or that of the directory above, changes all the time.
     Denied,
 }
 

@@ -27,7 +27,7 @@ const DEFAULT_RESERVE: u64 = 1024 * MIB;
 /// change its mind all the time.
 const MARGIN_DIVISOR: u64 = 20;
 
-/// What is free where the sessions are.
+/// The free space where the sessions are.
 #[derive(Debug)]
 pub(crate) struct Space {
     root: PathBuf,
@@ -88,7 +88,7 @@ impl Space {
         Some(Refusal { reason: Reason::DiskFull, message })
     }
 
-    /// What keeps a session from writing files.
+    /// The shortage that keeps a session from writing files.
     pub(crate) fn obstacle(&self, session: SessionId) -> Option<DiskCause> {
         match (self.is_short(), self.full.lock().contains(&session)) {
             (true, _) => Some(DiskCause::Reserve),

@@ -88,11 +88,11 @@ struct Table {
     /// Whether a proxy runs.
     is_serving: bool,
     sandboxes: HashMap<RunId, Arc<Sandbox>>,
-    /// Those that have changed since the proxy was sent something about them.
+    /// Sandboxes that have changed since the proxy was sent something about them.
     changed: HashSet<RunId>,
 }
 
-/// What was decided for a session since it was created.
+/// Decisions for a session since it was created.
 #[derive(Debug, Default)]
 pub(crate) struct Decided {
     /// The lists that hold for it now.

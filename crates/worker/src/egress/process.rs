@@ -90,7 +90,7 @@ impl Process {
         self.ended.insert(how).clone()
     }
 
-    /// Its process id.
+    /// The id of the process, for the log.
     pub(super) fn id(&self) -> i32 {
         self.child.pid().as_raw_nonzero().get()
     }

@@ -1,4 +1,4 @@
-//! What a sandbox did in the network: a bounded number of events, and totals.
+//! Records of a sandbox's connections: a bounded number of events, and totals.
 
 use codelia_egress::{
     control::{Connection, Totals, Via},
@@ -39,7 +39,7 @@ impl NetworkRecord {
     }
 }
 
-/// What a sandbox has done so far.
+/// Connections and refusals of a sandbox so far.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     connections: Vec<EventBody>,

@@ -16,13 +16,13 @@ pub(crate) struct RulesTooLarge;
 /// The lists that hold for a session now.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Lists {
-    /// Those of the session, if they were changed since it was created.
+    /// The lists of the session, if they were changed since it was created.
     pub(super) session: Option<NetworkPolicy>,
-    /// Those of its tenant, if it has a policy.
+    /// The lists of its tenant, if it has a policy.
     pub(super) tenant: Option<Arc<NetworkPolicy>>,
 }
 
-/// What the rules of a sandbox are made from.
+/// The source of a sandbox's rules.
 #[derive(Debug, Clone)]
 pub(super) struct BaseRules {
     /// The network policy of the run.

@@ -55,7 +55,7 @@ struct State {
     records: Records,
 }
 
-/// What the present proxy was sent about a sandbox.
+/// The state of a sandbox that the present proxy was sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Sent {
     version: u64,

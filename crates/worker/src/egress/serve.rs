@@ -148,7 +148,7 @@ impl Egress {
         sent: &mut HashMap<RunId, Sent>,
     ) -> Result<(), packet::Error> {
         let Some(sandbox) = self.sandbox(run) else {
-            // Its run did not wait for the end.
+            // The run did not wait for the end.
             if sent.remove(&run).is_some_and(|sent| !sent.is_closed()) {
                 control.send(&Request::Close { sandbox: run }, None).await?;
             }

@@ -23,7 +23,7 @@ pub enum TrustError {
     /// A file cannot be read, or the directory not be created.
     #[error("cannot use {}", path.display())]
     File {
-        /// Its path.
+        /// The path of the file or directory.
         path: PathBuf,
         /// The system's error.
         #[source]

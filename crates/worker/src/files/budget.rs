@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 pub(super) struct Budget<K> {
     max: usize,
     max_per_owner: usize,
-    /// What each owner holds. Owners that hold nothing are left out.
+    /// The amount of each owner. Owners that hold nothing are left out.
     held: Arc<Mutex<HashMap<K, usize>>>,
 }
 

@@ -140,7 +140,7 @@ impl FileError {
         }
     }
 
-    /// What the error is about, for programs.
+    /// Details of the error, for programs.
     fn metadata(&self) -> HashMap<String, String> {
         let mut metadata = HashMap::new();
         let mut add = |key: &str, value: String| metadata.insert(key.to_owned(), value);
@@ -166,7 +166,7 @@ impl FileError {
     }
 }
 
-/// What a session uses of a limit, and what to do about it.
+/// Text that says how much a session uses of a limit, and what to do about it.
 fn full_text(DiskFull { limit, used, max }: &DiskFull) -> String {
     let unit = if *limit == Limit::Inodes { "files" } else { "bytes" };
     let limit = limit.field();

@@ -25,7 +25,7 @@ pub(crate) struct CallPermit {
     bytes: Budget<String>,
 }
 
-/// What a call has of something that calls share, until this is dropped.
+/// The share of a call in something that calls share, until this is dropped.
 pub(crate) type CallShare = Share<String>;
 
 impl Default for CallLimiter {

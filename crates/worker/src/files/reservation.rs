@@ -1,4 +1,4 @@
-//! What a file call reserves of its session's disk limits while it writes.
+//! Reservations of file calls: their part of its session's disk limits while it writes.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::disk::Disk;
 
 /// The least that a new file, directory or link is taken to use.
 pub(crate) const NEW_ENTRY: DiskUsage = DiskUsage { bytes: 4096, inodes: 1 };
-/// What is reserved at once, so that an import of many files does not ask for each.
+/// The least that is reserved at once, so that an import of many files does not ask for each.
 const BATCH: DiskUsage = DiskUsage { bytes: 4 << 20, inodes: 256 };
 
 /// Files without a name are counted in steps of this many bytes.
@@ -64,7 +64,7 @@ impl Reservation {
 }
 
 impl Reservation {
-    /// What a file of this call holds that has no name yet.
+    /// Counts the bytes of a file of this call that has no name yet.
     pub(crate) fn unnamed(&self) -> UnnamedBytes {
         UnnamedBytes {
             disk: self.disk.clone(),

@@ -42,7 +42,7 @@ const COPY_BYTES: u64 = 8 * 1024 * 1024;
 /// How a file is written.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WriteOptions {
-    /// Its permission bits; `None` keeps those of the file that it replaces.
+    /// Permission bits of the file; `None` keeps those of the file that it replaces.
     pub(crate) mode: Option<u32>,
     /// Whether an existing file may be replaced.
     pub(crate) replace: bool,

@@ -37,7 +37,7 @@ use crate::core::Core;
 /// How long a file call waits for a transactional run.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
-/// What a call does with files.
+/// Whether a call reads, changes or adds files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     Read,
@@ -72,7 +72,7 @@ pub(crate) struct Workspace {
     pub(crate) permit: CallPermit,
     /// The largest file that its commands may write.
     pub(crate) max_file_bytes: u64,
-    /// What the call writes, within the limits of the session's files.
+    /// Counts what the call writes, within the limits of the session's files.
     pub(crate) reservation: Reservation,
 }
 

@@ -22,7 +22,7 @@ use crate::lease::{
 /// How long the first registration is tried. The worker connected a moment ago.
 const MAX_FIRST_REGISTRATION: Duration = Duration::from_secs(10);
 
-/// What the keeper needs from the worker.
+/// Calls by which the keeper acts for the worker.
 pub(crate) trait LeaseClient: Send + Sync {
     /// Registers a new incarnation.
     fn register(

@@ -34,9 +34,9 @@ const INPUT_CAPACITY: usize = 16;
 pub(crate) enum Phase {
     /// The worker has it.
     Assigned,
-    /// Its command was started.
+    /// The command was started.
     Started(Started),
-    /// Its result is in the store.
+    /// The result is in the store.
     Committed(Arc<CommittedRun>),
     /// This worker has no result; the store decides what becomes of the run.
     Dropped,
@@ -53,7 +53,7 @@ pub(crate) struct Started {
     pub(crate) watched: Vec<String>,
 }
 
-/// What a caller can do to a command other than write to it.
+/// Requests of a caller to a command, other than input.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Control {
     Signal(i32),
@@ -148,7 +148,7 @@ impl ActiveRun {
         self.assigned.id
     }
 
-    /// What its approvals and connections belong to.
+    /// The names that its approvals and connections belong to.
     pub(crate) fn subject(&self) -> Subject {
         let AssignedRun { id, session, tenant, .. } = &self.assigned;
         Subject { run: *id, session: *session, tenant: tenant.clone() }

@@ -27,7 +27,7 @@ use crate::{fault, sandbox::backends::Denial, session::table::Holding};
 /// Between two attempts to abandon a run in the store.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// What is known of a run when its sandbox is gone.
+/// The end of a run in this worker, before it is stored.
 #[derive(Debug)]
 pub(crate) struct Report {
     /// The result, without the output and the violations.
@@ -36,9 +36,9 @@ pub(crate) struct Report {
     started_at: Option<Instant>,
     /// The field of the request or policy that kept the command from starting.
     field: Option<&'static str>,
-    /// What it did in the network.
+    /// Connections and refusals of the run.
     pub(super) network: Vec<EventBody>,
-    /// What was logged of it.
+    /// Operations of the run, where its policy logs them.
     pub(super) logged: Vec<EventBody>,
 }
 
@@ -96,16 +96,16 @@ impl Report {
     }
 }
 
-/// What became of a run in this worker.
+/// The end of this worker's part in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Conclusion {
-    /// Its result is committed.
+    /// The result is committed.
     Committed,
     /// The lease is lost: its result is dropped.
     LeaseLost,
-    /// It did not begin and must be handed back.
+    /// The run did not begin and must be handed back.
     NotHeld,
-    /// It is queued again, for another worker.
+    /// The run is queued again, for another worker.
     Retried,
 }
 

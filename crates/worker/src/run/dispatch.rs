@@ -35,7 +35,7 @@ impl Drop for Slot {
     }
 }
 
-/// What the worker did with a run that is assigned to it.
+/// The worker's answer to a run that is assigned to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Assignment {
     Started,
@@ -73,7 +73,7 @@ impl Dispatcher {
         }
         assigned.cancel_requested |= closing;
         if assigned.cancel_requested {
-            // It ends before its command starts, so it needs no slot.
+            // The run ends before its command starts, so it needs no slot.
             self.start(current, assigned, None, None);
             return Assignment::Started;
         }

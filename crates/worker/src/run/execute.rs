@@ -46,17 +46,17 @@ pub(super) struct StartedCommand {
     pub(super) running: Box<dyn Running>,
     pub(super) stdio: Ends,
     pub(super) started: Started,
-    /// Its way out, in network mode `proxy`.
+    /// The way out of its sandbox, in network mode `proxy`.
     pub(super) network: Option<OpenSandbox>,
     /// Decides about its reads, in `filesystem.mode` dynamic.
     pub(super) reads: Option<DecidedReads>,
-    /// What is measured of it.
+    /// The limits that are measured while it runs.
     pub(super) watches: LimitWatches,
     /// The volumes that it may write to.
     pub(super) volumes: Vec<WrittenVolume>,
 }
 
-/// What a sandbox is connected to before its command starts.
+/// The deciders that a sandbox is connected to before its command starts.
 struct Equipment {
     network: Option<OpenSandbox>,
     reads: Option<DecidedReads>,

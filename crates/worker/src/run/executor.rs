@@ -1,4 +1,4 @@
-//! What executes runs: its parts, and why it may have no result. `execute` starts commands,
+//! Executes runs, and says why one may have no result. `execute` starts commands,
 //! `supervise` stays with them, `commit` ends their runs.
 
 use std::sync::Arc;
@@ -18,14 +18,14 @@ pub(crate) struct Executor {
 pub(crate) enum NoResult {
     /// The lease is lost: the store decides what becomes of the run.
     LeaseLost,
-    /// Its command was not started, and this worker no longer holds its session or shuts down.
+    /// The command was not started, and this worker no longer holds its session or shuts down.
     NotHeld,
 }
 
 /// Why a command was not started.
 #[derive(Debug)]
 pub(crate) enum NotStarted {
-    /// It can have no sandbox.
+    /// The run can have no sandbox.
     Denied(Denial),
     /// The run was canceled; the receipt of the sandbox that was prepared for it.
     Canceled(Receipt),

@@ -1,4 +1,4 @@
-//! What a run uses at this moment. Read only when a caller asks.
+//! The usage of a run at this moment. Read only when a caller asks.
 
 use codelia_backends::{CurrentUsage, ListedProcess, UsageReader};
 use codelia_proto::{

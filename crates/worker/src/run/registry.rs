@@ -17,7 +17,7 @@ const RETENTION: Duration = Duration::from_secs(120);
 
 #[derive(Debug)]
 enum Entry {
-    /// It waits for a slot, or is being started or handed back.
+    /// The run waits for a slot, or is being started or handed back.
     Waiting,
     Active(Arc<ActiveRun>),
     /// This worker is done with it.
@@ -28,7 +28,7 @@ enum Entry {
     },
 }
 
-/// What an incarnation of the worker did with a run. The store may assign the run again; a push
+/// The end of an incarnation's part in a run. The store may assign the run again; a push
 /// that is late or repeated must not start it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PriorOutcome {
@@ -61,7 +61,7 @@ impl RunSource {
     }
 }
 
-/// What the worker knows of a run.
+/// The state of a run, as far as the worker knows.
 #[derive(Debug)]
 pub(crate) enum RunStatus {
     Unknown,
@@ -89,7 +89,7 @@ impl RunRegistry {
         Self { table: Mutex::default(), active: watch::Sender::new(0) }
     }
 
-    /// What this incarnation knows of a run.
+    /// The state of a run, as far as this incarnation knows.
     pub(crate) fn status(&self, id: RunId, incarnation: Incarnation) -> RunStatus {
         self.table.lock().status(id, incarnation)
     }

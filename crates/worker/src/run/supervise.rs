@@ -51,9 +51,9 @@ enum End {
     Own(Outcome, Usage),
     /// The worker ends it, with this outcome.
     Forced(Outcome),
-    /// It exceeded a limit: it is killed at once, since it may write until it is gone.
+    /// The command exceeded a limit: it is killed at once, since it may write until it is gone.
     Exceeded(Outcome),
-    /// It tried to leave its sandbox: it is killed at once.
+    /// The command tried to leave its sandbox: it is killed at once.
     Escape,
     Fenced,
 }
@@ -99,7 +99,7 @@ impl Executor {
         };
         let operations = running.take_operations();
         let receipt = running.destroy().await;
-        // Its calls have ended; what nobody decided about is withdrawn in the background.
+        // The sandbox asks no more; what nobody decided about is withdrawn in the background.
         if let Some(reads) = reads {
             reads.detach();
         }
@@ -179,7 +179,7 @@ async fn end_within_grace(
     }
 }
 
-/// What arrives while a command runs.
+/// Messages that arrive while a command runs.
 struct Reports {
     control: mpsc::Receiver<Control>,
     near_limits: Option<mpsc::Receiver<NearLimit>>,

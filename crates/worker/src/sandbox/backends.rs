@@ -42,7 +42,7 @@ struct Installed {
 /// Why a run gets no sandbox.
 #[derive(Debug)]
 pub(crate) struct Denial {
-    /// What the caller sees.
+    /// Reason and message for the caller.
     pub(crate) refusal: Refusal,
     /// The field of the request or policy at fault.
     pub(crate) field: Option<&'static str>,
@@ -289,7 +289,7 @@ pub(crate) fn unenforceable(field: &'static str, message: String) -> Denial {
     Denial::at(field, Reason::Unenforceable, message)
 }
 
-/// What an operator withdrew while the run waited.
+/// Denial of a run whose network or mode an operator withdrew while the run waited.
 pub(crate) fn not_permitted(spec: &RunSpec, withdrawn: Withdrawn) -> Denial {
     let (field, message) = match withdrawn {
         Withdrawn::Network(most) => {
@@ -314,7 +314,7 @@ pub(crate) fn not_permitted(spec: &RunSpec, withdrawn: Withdrawn) -> Denial {
     Denial::at(field, Reason::ApprovalNotPermitted, message)
 }
 
-/// What happened to the tool of a run while it waited.
+/// Denial of a run whose tool was withdrawn while it waited.
 pub(crate) fn tool_withdrawn(tool: &RunTool, why: ToolWithdrawn) -> Denial {
     let id = &tool.id;
     let (reason, message) = match why {

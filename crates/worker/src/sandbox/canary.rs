@@ -144,7 +144,7 @@ impl Canaries {
                     tracing::warn!("too many opened canary files at once, some were not seen");
                 }
                 Ok(event) => {
-                    // What happens to the directory itself has no name.
+                    // Events about the directory itself have no name.
                     let name = event.file_name().and_then(|name| name.to_str().ok());
                     if let (Some(session), Some(name)) = (watches.get(&event.wd()), name) {
                         opened.insert((*session, name.to_owned()));
@@ -187,7 +187,7 @@ fn create(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What a thief would look for. Nothing of it opens anything.
+/// Credentials that a thief would look for. They open nothing.
 fn content(path: &str) -> String {
     let random = || Uuid::new_v4().simple().to_string();
     if path.ends_with("credentials") {

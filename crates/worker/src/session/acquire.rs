@@ -41,12 +41,12 @@ impl SessionLeases {
     ) -> Result<Option<LeaseEpoch>, Error> {
         let current = self.core.lease.current();
         if let Holding::Held { epoch, closing: false } = self.core.sessions.holding(id) {
-            // It is offered because it has queued runs, such as one that waited for an approval.
+            // The offer says that it has queued runs, such as one that waited for an approval.
             self.core.sessions.queued.mark(id);
             self.core.wakeups.poll.notify_one();
             return Ok(Some(epoch));
         }
-        // Those that have their files here can be taken to remove some.
+        // Sessions that have their files here can be taken to remove some.
         if is_new && self.core.space.is_short() {
             return Ok(None);
         }
@@ -249,7 +249,7 @@ impl SessionLeases {
         Ok(hold)
     }
 
-    /// What is to become of changes that an earlier holder left.
+    /// Decides what is to become of changes that an earlier holder left.
     async fn decided(&self, lease: &Lease, found: &Transaction) -> Result<ChangesState, RootError> {
         if !found.is_prepared().map_err(RootError::interrupted)? {
             return Ok(ChangesState::Dropped);

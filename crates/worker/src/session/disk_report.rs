@@ -23,7 +23,7 @@ const MAX_REPORTED: usize = 2000;
 /// How much a session may grow while the worker has less free than its reserve, before its runs are
 /// stopped: one that writes a few lines to a log takes nothing that matters.
 const SHORT_GROWTH_BYTES: u64 = 1024 * 1024;
-/// What is free is stored at least this often, if it changes.
+/// Free space is stored at least this often, if it changes.
 const SPACE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Reports usage, and acts on what the store answers.
@@ -33,12 +33,12 @@ pub(crate) struct DiskReporter {
     pub(crate) memory: Mutex<Memory>,
 }
 
-/// What earlier passes saw.
+/// Results of earlier passes.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    /// What the store has of each held session.
+    /// The usage that the store has of each held session.
     stored: HashMap<SessionId, DiskUsage>,
-    /// What each held session used when the space became short.
+    /// Bytes that each held session used when the space became short.
     at_shortage: HashMap<SessionId, u64>,
     /// Tenants at their quota.
     full: HashSet<TenantId>,
@@ -47,7 +47,7 @@ pub(crate) struct Memory {
     reported: Option<u64>,
 }
 
-/// What a held session uses.
+/// The usage of a held session.
 struct Held {
     report: DiskReport,
     tenant: TenantId,
@@ -98,7 +98,7 @@ impl DiskReporter {
         held.collect()
     }
 
-    /// What is to be reported, and the tenants to ask for although none of their sessions changed:
+    /// The sessions to report, and the tenants to ask for although none of their sessions changed:
     /// those that were at their quota and may have room now.
     fn changed(&self, held: &[Held]) -> (Vec<DiskReport>, Vec<TenantId>) {
         let mut memory = self.memory.lock();

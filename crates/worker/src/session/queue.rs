@@ -17,7 +17,7 @@ use tokio::time::Instant;
 /// Time between two reads of all sessions.
 const READ_ALL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What the poll must read.
+/// The sessions that the poll must read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum DueSessions {
     All,
@@ -53,7 +53,7 @@ impl QueuedSessions {
         }
     }
 
-    /// What was taken could not be read.
+    /// Marks sessions again that were taken and could not be read.
     pub(crate) fn not_read(&self, due: DueSessions) {
         let mut state = self.0.lock();
         match due {

@@ -81,9 +81,9 @@ pub(crate) struct Sessions {
     spares: SparePool,
     /// Who uses the workspaces. A lock outlives the lease: what uses it may, too.
     workspaces: Mutex<HashMap<SessionId, Weak<RwLock<()>>>>,
-    /// Those that may have queued runs.
+    /// Sessions that may have queued runs.
     pub(crate) queued: QueuedSessions,
-    /// What their files use.
+    /// Usage of the files of the sessions.
     disk: Arc<Disk>,
 }
 
@@ -152,7 +152,7 @@ impl Sessions {
         self.read(id, |held| (held.tenant.clone(), held.epoch))
     }
 
-    /// What file calls need, if the session is held under this epoch and has not ended.
+    /// The spec and ids for file calls, if the session is held under this epoch and has not ended.
     pub(crate) fn for_files(&self, id: SessionId, epoch: LeaseEpoch) -> Option<(SessionSpec, Ids)> {
         self.read(id, |held| {
             let is_usable = held.epoch == epoch && !held.closing;

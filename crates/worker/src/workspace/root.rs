@@ -57,7 +57,7 @@ impl From<JoinError> for RootError {
 pub(crate) struct SessionRoot {
     path: PathBuf,
     users: SessionUsers,
-    /// What limits the disk space of sessions, unless they are scanned.
+    /// The mechanism that limits the disk space of sessions, unless they are scanned.
     quota: Option<Arc<dyn Quota>>,
     /// Identifies the tree; workers that share it have the same id.
     pub(crate) id: Uuid,
@@ -88,7 +88,7 @@ impl SessionRoot {
         Self { quota, ..self }
     }
 
-    /// What limits the disk space of sessions, unless they are scanned.
+    /// The mechanism that limits the disk space of sessions, unless they are scanned.
     pub(crate) fn quota(&self) -> Option<Arc<dyn Quota>> {
         self.quota.clone()
     }

@@ -81,7 +81,7 @@ pub enum UidError {
     Overlap {
         /// The configured range.
         range: UidRange,
-        /// What uses them.
+        /// The accounts or ids that use them.
         taken: String,
     },
     /// Another session root has ids of the range.
@@ -189,7 +189,7 @@ fn reserve(options: &UidOptions, etc: &Path, uid_map: &str) -> Result<Option<Uid
     Ok(Some(range))
 }
 
-/// What a range is chosen for.
+/// The choice of a range for a root.
 struct Request<'a> {
     options: &'a UidOptions,
     entries: &'a [Entry],

@@ -1,7 +1,7 @@
 //! The directories of volumes, `volumes/ID/data`, next to those of sessions. Only the worker can
 //! reach them; a session's sandboxes mount them.
 //!
-//! What is in them is hostile: no link in them is followed.
+//! Their content is hostile: no link in them is followed.
 
 use std::{
     fs::{self, DirBuilder, Permissions},

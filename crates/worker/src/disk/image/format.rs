@@ -144,7 +144,7 @@ fn create_file(path: &Path) -> io::Result<File> {
 
 fn remove_on_error(path: &Path, done: io::Result<()>) -> io::Result<()> {
     if done.is_err() {
-        // It may not exist.
+        // The file may not exist.
         let _ = fs::remove_file(path);
     }
     done

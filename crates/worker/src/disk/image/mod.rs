@@ -38,7 +38,7 @@ const REMEDY: &str = "run the worker as root, with loop devices and Debian's `e2
 /// Starts the name of a directory in which a worker tries whether images work.
 const TRIAL: &str = "trial-";
 const TRIAL_LIMITS: DiskLimits = DiskLimits { bytes: 1 << 20, inodes: 64 };
-/// What is being made has no such age.
+/// Files and directories that are older were left by killed workers.
 const LEFTOVER_AGE: Duration = Duration::from_secs(600);
 
 /// Limits sessions by file systems of their own.

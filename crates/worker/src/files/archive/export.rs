@@ -230,7 +230,7 @@ impl Export {
         Ok(())
     }
 
-    /// What was opened; `None` if the session's user may not.
+    /// The opened value; `None` if the session's user may not open it.
     fn readable<T>(
         &mut self,
         path: &Path,

@@ -49,7 +49,7 @@ pub(in super::super) struct Import {
     input: Input,
     reader: Reader,
     tree: Tree,
-    /// What the archive has so far, without compression.
+    /// Bytes of the archive so far, without compression.
     bytes: u64,
     deadline: Instant,
     _permit: CallShare,
@@ -60,7 +60,7 @@ pub(in super::super) struct Import {
 struct Tree {
     workspace: Arc<Workspace>,
     directory: OwnedFd,
-    /// Its path in the workspace, now or once it is published.
+    /// The path of the directory in the workspace, now or once it is published.
     path: PathBuf,
     staging: Option<Staging>,
     overwrite: bool,

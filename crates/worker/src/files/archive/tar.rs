@@ -16,7 +16,7 @@ const NAME: std::ops::Range<usize> = 0..100;
 const LINK: std::ops::Range<usize> = 157..257;
 pub(super) const CHECKSUM: std::ops::Range<usize> = 148..156;
 
-/// What a member is.
+/// The kind of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     File,
@@ -71,7 +71,7 @@ enum State {
     Ended,
 }
 
-/// What extended headers say about the next member.
+/// Values of extended headers for the next member.
 #[derive(Debug, Default)]
 struct Extended {
     name: Option<Vec<u8>>,

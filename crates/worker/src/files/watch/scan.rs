@@ -59,7 +59,7 @@ pub(super) fn watch(inotify: impl AsFd, directory: impl AsFd) -> Result<Descript
     }
 }
 
-/// What a scan needs of a watch.
+/// The parts of a watch that a scan uses.
 pub(super) struct Scan<'a> {
     pub(super) workspace: &'a Workspace,
     pub(super) inotify: &'a OwnedFd,
@@ -167,7 +167,7 @@ struct Watched {
     entry: Entry,
 }
 
-/// What was opened; `None` if it is gone, a link or a file by now, or not readable for the
+/// The opened value; `None` if it is gone, a link or a file by now, or not readable for the
 /// session's user.
 fn existing<T>(opened: Result<T, Errno>) -> Result<Option<T>, FileError> {
     match opened {

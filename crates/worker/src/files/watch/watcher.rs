@@ -270,7 +270,7 @@ impl Watcher {
         if !from.is_directory || self.add_directory(event.directory, &event.name)? {
             return Ok(());
         }
-        // It has been moved again, which a later event says.
+        // The directory has been moved again, which a later event says.
         if let Some(known) = self.tree.child(from.directory, &from.name) {
             self.tree.place(known, event.directory, &event.name);
         }

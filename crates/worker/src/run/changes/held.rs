@@ -30,7 +30,7 @@ pub(crate) enum NotDecided {
     /// Something else uses the workspace.
     #[error("a run uses the session")]
     Busy,
-    /// It is not known whether the store has the decision. The call can be repeated.
+    /// The store may have the decision or not. The call can be repeated.
     #[error("it is not known whether the decision was stored")]
     Unknown,
 }

@@ -132,7 +132,7 @@ impl Executor {
                     error = &error as &dyn std::error::Error,
                     "cannot prepare the changes of the run"
                 );
-                // What would have succeeded must not look so without its changes.
+                // A run that would have succeeded must not look so without its changes.
                 if kept.is_some() {
                     report.result.outcome = unapplied(&error);
                 }

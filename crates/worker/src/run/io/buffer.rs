@@ -12,7 +12,7 @@ pub(crate) const MAX_UNFLUSHED: usize = 1024 * 1024;
 pub(crate) const WINDOW_BYTES: usize = 256 * 1024;
 /// Largest row that small writes are joined to.
 const MAX_ROW_BYTES: usize = 64 * 1024;
-/// What a piece costs in addition to its bytes, so that one-byte writes are bounded too.
+/// Cost of a piece in addition to its bytes, so that one-byte writes are bounded too.
 pub(crate) const PIECE_COST: usize = 64;
 
 /// A piece of output in memory.
@@ -48,14 +48,14 @@ impl Piece {
     }
 }
 
-/// What a caller finds at its position.
+/// The output at the position of a caller.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// The next piece.
     Piece(Piece),
-    /// It is not in memory; the store has all output before this position.
+    /// The output is not in memory; the store has all output before this position.
     Stored(i64),
-    /// It is not in memory and not stored; what is left begins at this position.
+    /// The output is not in memory and not stored; what is left begins at this position.
     Lost(i64),
     /// Nothing yet.
     End {

@@ -162,7 +162,7 @@ impl OutputLog {
         self.buffer.lock().totals()
     }
 
-    /// What a caller finds at `position`.
+    /// Reads the output at `position`.
     pub(crate) fn read(&self, position: i64) -> Found {
         self.buffer.lock().read(position)
     }

@@ -95,7 +95,7 @@ struct Seen {
     processes: Option<Option<Vec<ListedProcess>>>,
 }
 
-/// What one run did, and what is to be done about it.
+/// Signs of one run, and what is to be done about them.
 #[derive(Debug, Default)]
 pub(crate) struct EscapeLog {
     seen: Mutex<Seen>,
@@ -103,7 +103,7 @@ pub(crate) struct EscapeLog {
     pub(crate) terminate: CancellationToken,
 }
 
-/// What is known of a run when its result is stored.
+/// Facts about a run when its result is stored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TraceParts<'a> {
     pub(crate) spec: &'a RunSpec,
@@ -139,7 +139,7 @@ async fn processes(run: &ActiveRun) -> Option<Vec<ListedProcess>> {
 }
 
 impl EscapeLog {
-    /// What the run did in the network, at its end. Without a proxy there is none to go past.
+    /// Takes what the run did in the network, at its end. Without a proxy there is none to go past.
     pub(crate) fn network(
         &self,
         options: &EscapeOptions,
@@ -240,7 +240,7 @@ fn short(text: &str) -> String {
     text[..text.floor_char_boundary(MAX_NAME)].replace('\0', "\u{fffd}")
 }
 
-/// What is known of the run, bounded: it is written by a command that may be hostile.
+/// Describes the run, bounded: the text is written by a command that may be hostile.
 fn trace(parts: TraceParts<'_>, processes: Option<&[ListedProcess]>) -> Value {
     let command = &parts.spec.command;
     let names = command.env.keys().chain(&command.secret_env_names).take(MAX_NAMES);

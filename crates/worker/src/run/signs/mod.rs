@@ -1,4 +1,4 @@
-//! What is observed of a command: violations, logged operations, signs of an escape.
+//! Observations of a command: violations, logged operations, signs of an escape.
 
 pub(crate) mod canary;
 pub(crate) mod escape;

@@ -40,7 +40,7 @@ struct Layout {
 struct Limited {
     path: PathBuf,
     max_bytes: u64,
-    /// What it had at the last measurement, if it was over its limit when the command started: a
+    /// Bytes at the last measurement, if it was over its limit when the command started: a
     /// command may remove files there.
     full: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! What is measured while a command runs, and may end it.
+//! Limits that are measured while a command runs, and may end it.
 
 pub(crate) mod directories;
 pub(crate) mod near_limits;

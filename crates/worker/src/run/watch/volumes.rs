@@ -25,7 +25,7 @@ use crate::{
 pub(crate) struct RunVolumes {
     /// Their directories, by name.
     pub(crate) directories: BTreeMap<String, PathBuf>,
-    /// Those that the command may write to.
+    /// Volumes that the command may write to.
     pub(crate) written: Vec<WrittenVolume>,
 }
 
@@ -34,7 +34,8 @@ pub(crate) struct RunVolumes {
 pub(crate) struct WrittenVolume {
     id: VolumeId,
     directory: PathBuf,
-    /// Its maximum, or what it had before if that was more, so that a command can remove files.
+    /// The maximum of the volume, or what it had before if that was more, so that a command can
+    /// remove files.
     max_bytes: u64,
 }
 

@@ -82,7 +82,7 @@ impl Apply<'_> {
         if attributes::remembered_mode(&directory)?.is_none() {
             return self.step(|| renameat(upper, name, lower, name));
         }
-        // Its mode would forbid its owner to move it, so a new one takes its entries and then its
+        // The mode would forbid its owner to move it, so a new one takes its entries and then its
         // mode.
         self.step(|| mkdirat(lower, name, Mode::RWXU))?;
         self.merge_into(upper, &directory, lower, name, depth)

@@ -13,7 +13,7 @@ use rustix::{
     io::Errno,
 };
 
-/// What the overlay calls its attributes: as root, and for other users.
+/// Prefixes of the overlay's attributes: as root, and for other users.
 const OVERLAY: [&[u8]; 2] = [b"trusted.overlay.", b"user.overlay."];
 /// Whether a directory hides the one below it.
 const OPAQUE: [&CStr; 2] = [c"trusted.overlay.opaque", c"user.overlay.opaque"];
@@ -87,7 +87,7 @@ pub(super) fn copy(from: &impl AsFd, to: &impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// What the owner of a directory may set.
+/// Whether the owner of a directory may set this attribute.
 fn is_copied(name: &CString) -> bool {
     let bytes = name.to_bytes();
     let is_users =
