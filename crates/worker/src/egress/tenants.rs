@@ -30,30 +30,19 @@ impl Tenants {
         let Some(version) = tenant_version else {
             return Ok(Lists { session: network, tenant: None });
         };
-        let tenant = match self.known(tenant, version) {
-            Some(known) => known,
-            None => self.remember(tenant, version, store.tenant_network(tenant, version).await?),
+        let known = self.known.lock().get(tenant).filter(|(of, _)| *of == version).cloned();
+        let network_of_tenant = match known {
+            Some((_, known)) => known,
+            None => {
+                let read = Arc::new(store.tenant_network(tenant, version).await?);
+                let mut known = self.known.lock();
+                if known.len() >= MAX_ENTRIES {
+                    known.clear();
+                }
+                known.insert(tenant.clone(), (version, read.clone()));
+                read
+            }
         };
-        Ok(Lists { session: network, tenant: Some(tenant) })
-    }
-
-    fn known(&self, tenant: &TenantId, version: i64) -> Option<Arc<NetworkPolicy>> {
-        let known = self.known.lock();
-        known.get(tenant).filter(|(of, _)| *of == version).map(|(_, network)| network.clone())
-    }
-
-    fn remember(
-        &self,
-        tenant: &TenantId,
-        version: i64,
-        network: NetworkPolicy,
-    ) -> Arc<NetworkPolicy> {
-        let mut known = self.known.lock();
-        if known.len() >= MAX_ENTRIES {
-            known.clear();
-        }
-        let network = Arc::new(network);
-        known.insert(tenant.clone(), (version, network.clone()));
-        network
+        Ok(Lists { session: network, tenant: Some(network_of_tenant) })
     }
 }
