@@ -36,12 +36,6 @@ enum Form {
     },
 }
 
-impl std::fmt::Debug for Input {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Input").field("received", &self.received).finish_non_exhaustive()
-    }
-}
-
 impl Default for Input {
     fn default() -> Self {
         Self { form: Form::Unknown(Vec::new()), received: 0, decompressed: 0 }

@@ -37,7 +37,6 @@ const MAX_SKIPPED: usize = 100;
 const MAX_SHOWN: usize = 1024;
 
 /// A directory that is being packed.
-#[derive(Debug)]
 pub(in super::super) struct Export {
     workspace: Arc<Workspace>,
     /// The path of the packed directory.
@@ -82,12 +81,6 @@ enum State {
 struct Output {
     plain: Vec<u8>,
     encoder: Option<Encoder<'static, Vec<u8>>>,
-}
-
-impl std::fmt::Debug for Output {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Output").field("plain", &self.plain.len()).finish_non_exhaustive()
-    }
 }
 
 impl Export {

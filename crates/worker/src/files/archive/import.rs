@@ -44,7 +44,6 @@ const DIRECTORY_MODE: u32 = 0o755;
 const OWNER: u32 = 0o700;
 
 /// An archive that is being unpacked.
-#[derive(Debug)]
 pub(in super::super) struct Import {
     input: Input,
     reader: Reader,
