@@ -30,8 +30,8 @@ impl Drainer {
     /// Drains and unregisters the worker. The lease keeper must keep running meanwhile.
     pub(crate) async fn drain(&self) {
         self.core.drain.shut_down();
-        let drained =
-            self.core.store.worker_drain(self.core.lease.worker(), DrainedBy::Worker).await;
+        let Core { store, lease, .. } = &*self.core;
+        let drained = store.worker_drain(lease.worker(), DrainedBy::Worker).await;
         log_failure("drain", drained.map(drop));
         self.dispatcher.forget_waiting();
         let deadline = Instant::now() + self.core.options.worker.drain_grace();
@@ -49,13 +49,8 @@ impl Drainer {
             );
         }
         self.discard_spares().await;
-        log_failure("count", self.core.flags.flush(&self.core.store).await);
-        let left = self
-            .core
-            .store
-            .worker_leave(self.core.lease.worker(), self.core.lease.incarnation())
-            .await;
-        log_failure("unregister", left);
+        log_failure("count", self.core.flags.flush(store).await);
+        log_failure("unregister", store.worker_leave(lease.worker(), lease.incarnation()).await);
     }
 
     /// Forgets all sessions and waits until their spare sandboxes are gone.

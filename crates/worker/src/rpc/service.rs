@@ -27,7 +27,7 @@ use crate::{
     run::{
         active::Control,
         attach::{RunAttachment, pass_input},
-        dispatch::{Assignment, Dispatcher},
+        dispatch::Dispatcher,
         live_usage,
         registry::{RunSource, RunStatus},
     },
@@ -54,11 +54,11 @@ impl RunService {
         &self,
         request: StartRunRequest,
         traceparent: Option<String>,
-    ) -> Result<Assignment, Status> {
+    ) -> Result<PushResult, Status> {
         let incarnation: Incarnation = parse("incarnation", &request.incarnation)?;
         let current = self.core.lease.current();
         if incarnation != current.incarnation || !current.is_live() || is_old(&request, &current)? {
-            return Ok(Assignment::Rejected);
+            return Ok(PushResult::Rejected);
         }
         let assigned = AssignedRun { traceparent, ..read(request)? };
         Ok(self.dispatcher.assign(&current, assigned, RunSource::Push))
@@ -101,11 +101,7 @@ impl WorkerService for RunService {
         request: Request<StartRunRequest>,
     ) -> Result<Response<StartRunResponse>, Status> {
         let traceparent = traceparent(&request);
-        let result = match self.push(request.into_inner(), traceparent)? {
-            Assignment::Started => PushResult::Started,
-            Assignment::Queued => PushResult::Queued,
-            Assignment::Rejected => PushResult::Rejected,
-        };
+        let result = self.push(request.into_inner(), traceparent)?;
         Ok(Response::new(StartRunResponse { result: result.into() }))
     }
 

@@ -96,26 +96,10 @@ impl Report {
     }
 }
 
-/// The end of this worker's part in a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Conclusion {
-    /// The result is committed.
-    Committed,
-    /// The lease is lost: its result is dropped.
-    LeaseLost,
-    /// The run did not begin and must be handed back.
-    NotHeld,
-    /// The run is queued again, for another worker.
-    Retried,
-}
-
 impl Executor {
-    /// Commits the result of a run whose sandbox is gone.
-    pub(crate) async fn conclude(
-        &self,
-        run: &ActiveRun,
-        result: Result<Report, NoResult>,
-    ) -> Conclusion {
+    /// Commits the result of a run whose sandbox is gone. Returns whether the run did not begin and
+    /// must be handed back.
+    pub(crate) async fn conclude(&self, run: &ActiveRun, result: Result<Report, NoResult>) -> bool {
         // Without a lease there is no outcome to give out.
         run.fence
             .run_until_cancelled(OutputPacing::from_policy(&run.assigned.spec.policy).wait())
@@ -128,7 +112,7 @@ impl Executor {
         {
             tracing::info!("worker shuts down, run handed back");
             self.finish(run, Phase::Dropped);
-            return Conclusion::Retried;
+            return false;
         }
         let committed = match result {
             Ok(report) => self.commit(run, report).await,
@@ -143,7 +127,7 @@ impl Executor {
                     self.end_session_runs(run).await;
                 }
                 self.finish(run, Phase::Committed(Arc::new(committed)));
-                Conclusion::Committed
+                false
             }
             Err(NoResult::LeaseLost) => {
                 metrics().fenced();
@@ -151,11 +135,11 @@ impl Executor {
                 self.abandon(run).await;
                 self.resolve_changes(run).await;
                 self.finish(run, Phase::Dropped);
-                Conclusion::LeaseLost
+                false
             }
             Err(NoResult::NotHeld) => {
                 self.finish(run, Phase::Dropped);
-                Conclusion::NotHeld
+                true
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use codelia_proto::internal::v1::PushResult;
 use codelia_store::{AssignedRun, RunRef};
 use codelia_telemetry::{Step, backoff::jittered, metrics, task, trace};
 use codelia_types::{Incarnation, RunId, SessionId, TenantId};
@@ -10,7 +11,6 @@ use tracing::Instrument;
 
 use super::{
     active::{ActiveRun, InputReceivers},
-    commit::Conclusion,
     executor::Executor,
     registry::{RunSource, RunStatus},
 };
@@ -35,14 +35,6 @@ impl Drop for Slot {
     }
 }
 
-/// The worker's answer to a run that is assigned to it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Assignment {
-    Started,
-    Queued,
-    Rejected,
-}
-
 /// Starts runs, lets them wait for a slot, or hands them back.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
@@ -58,24 +50,24 @@ impl Dispatcher {
         current: &WorkerLease,
         mut assigned: AssignedRun,
         source: RunSource,
-    ) -> Assignment {
+    ) -> PushResult {
         let closing = match self.core.sessions.holding(assigned.session) {
             Holding::Held { epoch, closing } if epoch == assigned.epoch => closing,
             Holding::Held { .. } | Holding::Acquiring | Holding::Releasing | Holding::NotHeld => {
-                return Assignment::Rejected;
+                return PushResult::Rejected;
             }
         };
         match self.core.runs.claim(assigned.id, current.incarnation, source) {
             Ok(()) => {}
-            Err(RunStatus::Active(_)) => return Assignment::Started,
-            Err(RunStatus::Waiting) => return Assignment::Queued,
-            Err(RunStatus::Prior(_) | RunStatus::Unknown) => return Assignment::Rejected,
+            Err(RunStatus::Active(_)) => return PushResult::Started,
+            Err(RunStatus::Waiting) => return PushResult::Queued,
+            Err(RunStatus::Prior(_) | RunStatus::Unknown) => return PushResult::Rejected,
         }
         assigned.cancel_requested |= closing;
         if assigned.cancel_requested {
             // The run ends before its command starts, so it needs no slot.
             self.start(current, assigned, None, None);
-            return Assignment::Started;
+            return PushResult::Started;
         }
         if self.core.drain.is_draining() {
             let dispatcher = self.clone();
@@ -83,15 +75,15 @@ impl Dispatcher {
             task::background("hand back", async move {
                 dispatcher.hand_back(&current, assigned.names(), assigned.turn).await
             });
-            return Assignment::Rejected;
+            return PushResult::Rejected;
         }
         if self.core.slots.lock().try_take(&assigned.tenant) {
             let slot = Slot { dispatcher: self.clone(), tenant: assigned.tenant.clone() };
             self.start(current, assigned, Some(slot), None);
-            return Assignment::Started;
+            return PushResult::Started;
         }
         task::background("queue", self.clone().hand_back_and_enqueue(current.clone(), assigned));
-        Assignment::Queued
+        PushResult::Queued
     }
 
     /// Lets a run that the store has as queued wait for a slot here.
@@ -121,14 +113,10 @@ impl Dispatcher {
         run: RunRef<'_>,
         turn: i32,
     ) -> bool {
+        let Core { store, lease, .. } = &*self.core;
         let incarnation = current.incarnation;
         while !current.fence.is_cancelled() {
-            match self
-                .core
-                .store
-                .run_hand_back(run, turn, self.core.lease.worker(), incarnation)
-                .await
-            {
+            match store.run_hand_back(run, turn, lease.worker(), incarnation).await {
                 Ok(is_queued) => {
                     self.core.runs.handed_back(run.id, incarnation);
                     self.core.sessions.queued.mark(run.session);
@@ -179,12 +167,8 @@ impl Dispatcher {
             Holding::Held { epoch, .. } if current.is_live() => epoch,
             _ => return self.leave(&waiting, &current),
         };
-        match self
-            .core
-            .store
-            .run_begin(waiting.run, &self.core.lease.token(current.incarnation, epoch))
-            .await
-        {
+        let token = self.core.lease.token(current.incarnation, epoch);
+        match self.core.store.run_begin(waiting.run, &token).await {
             Ok(Some(assigned)) => {
                 self.start(&current, assigned, Some(slot), Some(waiting.since));
             }
@@ -243,7 +227,7 @@ impl Dispatcher {
         let result = self.executor.settle_changes(&run, result).await;
         run.output.close();
         drop(slot);
-        if self.executor.conclude(&run, result).await == Conclusion::NotHeld {
+        if self.executor.conclude(&run, result).await {
             self.hand_back(&self.core.lease.current(), run.assigned.names(), run.assigned.turn)
                 .await;
         }

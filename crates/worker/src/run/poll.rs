@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use codelia_proto::internal::v1::PushResult;
 use codelia_store::{AssignedRun, Error, HeldSessions, RunRef, SessionRef};
 use codelia_types::{Incarnation, RunId, SessionId, TenantId};
 use futures::{StreamExt, stream};
@@ -13,7 +14,7 @@ use parking_lot::Mutex;
 use time::OffsetDateTime;
 
 use super::{
-    dispatch::{Assignment, Dispatcher},
+    dispatch::Dispatcher,
     registry::{PriorOutcome, RunSource, RunStatus},
 };
 use crate::{
@@ -91,11 +92,9 @@ impl Poller {
                 let known: Vec<RunId> =
                     self.core.runs.all_active().iter().map(|run| run.assigned.id).collect();
                 let since = last.began - READ_AGAIN;
-                let assigned = self
-                    .core
-                    .store
-                    .run_list_assigned_since(worker, incarnation, since, &known)
-                    .await?;
+                let store = &self.core.store;
+                let assigned =
+                    store.run_list_assigned_since(worker, incarnation, since, &known).await?;
                 (assigned, last.read_all)
             }
             None => (self.core.store.run_list_assigned(worker, incarnation).await?, now),
@@ -118,12 +117,9 @@ impl Poller {
             DueSessions::Marked(ids) => HeldSessions::Among(ids),
             DueSessions::All => HeldSessions::All,
         };
-        let found = match self
-            .core
-            .store
-            .run_list_queued(self.core.lease.worker(), incarnation, sessions, MAX_QUEUED)
-            .await
-        {
+        let Core { store, lease, .. } = &*self.core;
+        let found = store.run_list_queued(lease.worker(), incarnation, sessions, MAX_QUEUED).await;
+        let found = match found {
             Ok(found) => found,
             Err(error) => {
                 queued.not_read(due);
@@ -164,7 +160,7 @@ impl Poller {
         }
         let AssignedRun { id, session, epoch, turn, .. } = assigned;
         let tenant = assigned.tenant.clone();
-        if self.dispatcher.assign(current, assigned, RunSource::Assigned) != Assignment::Rejected
+        if self.dispatcher.assign(current, assigned, RunSource::Assigned) != PushResult::Rejected
             || !self
                 .dispatcher
                 .hand_back(current, RunRef { id, session, tenant: &tenant }, turn)
@@ -209,11 +205,8 @@ impl Poller {
         if free == 0 {
             return Ok(());
         }
-        let wanted = self
-            .core
-            .store
-            .lease_list_wanted(self.core.lease.worker(), current.incarnation, free)
-            .await?;
+        let Core { store, lease, .. } = &*self.core;
+        let wanted = store.lease_list_wanted(lease.worker(), current.incarnation, free).await?;
         for id in wanted.held {
             if self.core.sessions.queued.mark(id) {
                 self.core.wakeups.poll.notify_one();

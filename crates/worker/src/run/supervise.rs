@@ -5,6 +5,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use codelia_backends::{IsolationCheck, Running};
 use codelia_telemetry::{Step, metrics, task, trace};
 use codelia_types::{LostReason, NearLimit, Outcome, Usage, Violation};
+use futures::future::OptionFuture;
 use tokio::{
     sync::mpsc,
     task::{JoinHandle, spawn_blocking},
@@ -187,17 +188,6 @@ struct Reports {
 }
 
 impl Reports {
-    /// The next limit that the command is near to. Never ends after the last.
-    async fn near_limit(near_limits: &mut Option<mpsc::Receiver<NearLimit>>) -> NearLimit {
-        match near_limits {
-            Some(receiver) => match receiver.recv().await {
-                Some(near) => near,
-                None => std::future::pending().await,
-            },
-            None => std::future::pending().await,
-        }
-    }
-
     /// Takes what was seen at the end of the command.
     fn pass_last_near_limits(&mut self, run: &ActiveRun) {
         while let Some(Ok(near)) = self.near_limits.as_mut().map(mpsc::Receiver::try_recv) {
@@ -219,6 +209,8 @@ async fn wait(
     let long_running_at = Instant::now() + LONG_RUNNING;
     let mut is_long_running = false;
     loop {
+        let near_limit = reports.near_limits.as_mut().map(mpsc::Receiver::recv);
+        let near_limit = OptionFuture::from(near_limit);
         let control = tokio::select! {
             biased;
             () = run.fence.cancelled() => return End::Fenced,
@@ -245,7 +237,7 @@ async fn wait(
                 running.remote().keep_alive(lease.borrow().left());
                 continue;
             }
-            near = Reports::near_limit(&mut reports.near_limits) => {
+            Some(Some(near)) = near_limit => {
                 run.near_limits.add(near);
                 continue;
             }

@@ -77,11 +77,9 @@ impl DiskReporter {
             self.memory.lock().reported = (held.len() == measured).then_some(version);
             return Ok(());
         }
-        let worker = self.core.lease.worker();
-        let answer = self
-            .core
-            .store
-            .session_disk_report(worker, current.incarnation, &changed, &tenants)
+        let Core { store, lease, .. } = &*self.core;
+        let answer = store
+            .session_disk_report(lease.worker(), current.incarnation, &changed, &tenants)
             .await?;
         metrics().disk.limits_crossed(answer.crossings);
         self.act(&held, &changed, &answer);
@@ -185,10 +183,8 @@ impl DiskReporter {
             let reserve = space.reserve;
             tracing::warn!(free, reserve, "less space is free than the reserve: starting no runs");
         }
-        self.core
-            .store
-            .worker_report_disk(self.core.lease.worker(), current.incarnation, space)
-            .await?;
+        let Core { store, lease, .. } = &*self.core;
+        store.worker_report_disk(lease.worker(), current.incarnation, space).await?;
         self.memory.lock().space = Some((space, Instant::now()));
         Ok(())
     }

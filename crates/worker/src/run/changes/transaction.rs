@@ -11,6 +11,7 @@ use codelia_telemetry::task;
 use codelia_types::{
     Changes, ChangesState, Outcome, Reason, Refusal, RunId, RunResult, TransactionMode,
 };
+use futures::future::Either;
 use tokio::{
     sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard},
     time::{Instant, timeout},
@@ -32,17 +33,8 @@ use crate::{
 /// How long a run waits until it may use the workspace. It has a slot meanwhile.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// The use of a workspace by a run, until this is dropped.
-#[derive(Debug)]
-pub(crate) enum WorkspaceUse {
-    Shared {
-        _guard: OwnedRwLockReadGuard<()>,
-    },
-    /// By a transactional run.
-    Alone {
-        _guard: OwnedRwLockWriteGuard<()>,
-    },
-}
+/// The use of a workspace by a run, until this is dropped: shared, or of a transactional run alone.
+pub(crate) type WorkspaceUse = Either<OwnedRwLockReadGuard<()>, OwnedRwLockWriteGuard<()>>;
 
 impl Executor {
     /// Waits until the run may use the workspace. `None` if it is not to start any more.
@@ -54,9 +46,9 @@ impl Executor {
         let is_alone = run.assigned.spec.transaction.is_some();
         let enter = async {
             if is_alone {
-                WorkspaceUse::Alone { _guard: lock.write_owned().await }
+                Either::Right(lock.write_owned().await)
             } else {
-                WorkspaceUse::Shared { _guard: lock.read_owned().await }
+                Either::Left(lock.read_owned().await)
             }
         };
         let entered = tokio::select! {
