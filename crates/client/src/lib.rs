@@ -26,6 +26,7 @@ mod resolve;
 mod run_record;
 mod safe_text;
 mod settings;
+mod signal;
 pub mod signals;
 pub mod spelling;
 pub mod spinner;

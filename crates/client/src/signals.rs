@@ -5,34 +5,10 @@ use codelia_telemetry::task;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::system;
+use crate::{signal::Signal, system};
 
 /// Signals that may wait to be handled.
 const QUEUE_SIZE: usize = 4;
-
-/// A signal that ends a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Signal {
-    HangUp = 1,
-    Interrupt = 2,
-    Terminate = 15,
-}
-
-impl Signal {
-    /// Its number, which is the same on every system.
-    #[must_use]
-    pub fn number(self) -> i32 {
-        self as i32
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::HangUp => "SIGHUP",
-            Self::Interrupt => "SIGINT",
-            Self::Terminate => "SIGTERM",
-        }
-    }
-}
 
 /// Receives termination signals.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use codelia_telemetry::task;
 use tokio::sync::mpsc;
 
 use super::unsupported;
-use crate::signals::Signal;
+use crate::signal::Signal;
 
 /// Raw mode of a terminal, which this system does not have.
 #[derive(Debug)]

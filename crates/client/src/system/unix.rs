@@ -18,7 +18,7 @@ use rustix::{
 };
 use tokio::{signal::unix::SignalKind, sync::mpsc};
 
-use crate::signals::Signal;
+use crate::signal::Signal;
 
 /// Puts the terminal in raw mode until dropped.
 #[derive(Debug)]
