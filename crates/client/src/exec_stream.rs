@@ -11,9 +11,9 @@ use codelia_proto::v1::{
     exec_request, run_event::Kind,
 };
 use codelia_telemetry::task;
-use tokio::{io::AsyncReadExt, sync::mpsc, task::AbortHandle};
+use tokio::{io::AsyncReadExt, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Streaming;
 
 use crate::{
@@ -36,7 +36,7 @@ pub(crate) struct ExecStream {
     owns_run: bool,
     /// Cancelled when the user types the keys that detach.
     detached: CancellationToken,
-    forwarders: Forwarders,
+    forwarders: Vec<AbortOnDropHandle<()>>,
 }
 
 /// How following a run ended.
@@ -56,16 +56,6 @@ pub(crate) struct Progress {
     started: AtomicBool,
 }
 
-/// Tasks that forward input. Aborts them when dropped.
-#[derive(Debug, Default)]
-struct Forwarders(Vec<AbortHandle>);
-
-impl Drop for Forwarders {
-    fn drop(&mut self) {
-        self.0.iter().for_each(AbortHandle::abort);
-    }
-}
-
 impl ExecStream {
     /// Opens the call with its first request.
     pub(crate) async fn open(client: &Client, first: exec_request::Kind) -> Result<Self> {
@@ -73,8 +63,14 @@ impl ExecStream {
         let owns_run = matches!(first, exec_request::Kind::Start(_));
         requests.send(request(first)).await.context("cannot open the exec stream")?;
         let events = client.runs().exec(ReceiverStream::new(queue)).await?.into_inner();
-        let (progress, detached, forwarders) = Default::default();
-        Ok(Self { events, requests, progress, owns_run, detached, forwarders })
+        Ok(Self {
+            events,
+            requests,
+            progress: Arc::default(),
+            owns_run,
+            detached: CancellationToken::new(),
+            forwarders: Vec::new(),
+        })
     }
 
     /// The state of the run, also after the call.
@@ -82,28 +78,29 @@ impl ExecStream {
         self.progress.clone()
     }
 
+    fn forward(&mut self, name: &'static str, input: impl Future<Output = ()> + Send + 'static) {
+        self.forwarders.push(AbortOnDropHandle::new(task::background(name, input)));
+    }
+
     /// Forwards our stdin to the command.
     pub(crate) fn forward_stdin(&mut self) {
-        let task = task::background("stdin", forward_stdin(self.requests.clone()));
-        self.forwarders.0.push(task.abort_handle());
+        self.forward("stdin", forward_stdin(self.requests.clone()));
     }
 
     /// Forwards what is typed on our terminal to the command, until the keys to detach are typed.
     pub(crate) fn forward_terminal(&mut self, scanner: KeyScanner) {
         let typed = forward_terminal(self.requests.clone(), scanner, self.detached.clone());
-        let task = task::background("terminal", typed);
-        self.forwarders.0.push(task.abort_handle());
+        self.forward("terminal", typed);
     }
 
     /// Forwards the size of our terminal, and its changes, to the command's terminal.
     pub(crate) fn forward_terminal_size(&mut self) -> Result<()> {
         let mut resized = Resizes::catch()?;
         let requests = self.requests.clone();
-        let task = task::background("terminal size", async move {
+        self.forward("terminal size", async move {
             let send = || requests.send(request(exec_request::Kind::Resize(terminal::size())));
             while send().await.is_ok() && resized.next().await.is_some() {}
         });
-        self.forwarders.0.push(task.abort_handle());
         Ok(())
     }
 
@@ -115,8 +112,9 @@ impl ExecStream {
         client: Client,
         give_up: CancellationToken,
     ) {
-        let (requests, progress) = (self.requests.clone(), Arc::clone(&self.progress));
-        let task = task::background("signals", async move {
+        let requests = self.requests.clone();
+        let progress = Arc::clone(&self.progress);
+        self.forward("signals", async move {
             let mut is_first = true;
             while let Some(signal) = signals.next().await {
                 if is_first && progress.started.load(Ordering::Acquire) {
@@ -129,7 +127,6 @@ impl ExecStream {
                 }
             }
         });
-        self.forwarders.0.push(task.abort_handle());
     }
 
     /// Receives events until the run ends or the user detaches, and writes its output to `streams`.
@@ -157,24 +154,18 @@ impl ExecStream {
                     return Ok(Followed::Finished(Box::new(run)));
                 }
                 Some(Kind::Waiting(waiting)) => {
-                    streams.write_message(&format!(
-                        "codelia: waiting for a worker ({})",
-                        waiting.message
-                    ))?;
+                    streams.write_note(&format!("waiting for a worker ({})", waiting.message))?;
                 }
                 Some(Kind::ApprovalNeeded(needed)) => {
                     let approval = needed.approval.unwrap_or_default();
-                    streams.write_message(&approval_needed(&approval))?;
+                    streams.write_note(&approval_needed(&approval))?;
                 }
                 Some(Kind::Violation(violation)) => {
-                    streams.write_message(&format!(
-                        "codelia: {}",
-                        exit_status::blocked_call(&violation)
-                    ))?;
+                    streams.write_note(&exit_status::blocked_call(&violation))?;
                 }
                 Some(Kind::NearLimit(near)) => {
                     if let Some(message) = exit_status::near_limit(&near) {
-                        streams.write_message(&format!("codelia: {message}"))?;
+                        streams.write_note(&message)?;
                     }
                 }
                 Some(Kind::Assigned(_)) => streams.begin_attempt(),
@@ -202,9 +193,7 @@ impl ExecStream {
 /// Says that a run waits for a person, and how to decide.
 fn approval_needed(approval: &Approval) -> String {
     let Approval { approval_id, message, .. } = approval;
-    format!(
-        "codelia: waiting for approval {approval_id}: {message} (codelia approvals allow {approval_id})"
-    )
+    format!("waiting for approval {approval_id}: {message} (codelia approvals allow {approval_id})")
 }
 
 impl Progress {

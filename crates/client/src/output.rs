@@ -66,10 +66,23 @@ impl Output {
         }
     }
 
+    /// Prints a message as JSON, or a text.
+    pub fn print_message_as<M: Name>(self, message: &M, text: &str) -> Result<()> {
+        match self {
+            Self::Json => self.print_json(message),
+            Self::Text => write_line(text),
+        }
+    }
+
+    /// Prints a message as JSON; nothing without `--json`.
+    pub fn print_json<M: Name>(self, message: &M) -> Result<()> {
+        if self.is_json() { write_line(&to_json(message)?.to_string()) } else { Ok(()) }
+    }
+
     /// Prints a message as JSON, or its fields, one per line.
     pub fn print_message<M: Name>(self, message: &M) -> Result<()> {
         match self {
-            Self::Json => self.print(&to_json(message)?, ""),
+            Self::Json => self.print_json(message),
             Self::Text => write_line(&table(&[], fields::rows(&to_dynamic(message)?).into_iter())),
         }
     }
@@ -96,6 +109,11 @@ pub fn write_message(text: &str) {
     let mut stderr = io::stderr().lock();
     let line = format!("{}\n", safe_text::line(text, &stderr));
     let _ = stderr.write_all(line.as_bytes());
+}
+
+/// Writes a note of this program to stderr: one line that starts with its name.
+pub fn write_note(text: &str) {
+    write_message(&format!("codelia: {text}"));
 }
 
 /// Writes `error: ` and a message of one line to stderr.

@@ -1,15 +1,17 @@
 //! Finds the object that an argument names: by resource name, id, alias or display name, or by the
 //! start of an id if only one object has it.
 
+use std::ops::ControlFlow;
+
 use anyhow::{Result, bail};
 use codelia_proto::v1::{
     ApprovalFilter, GetSessionRequest, Key, ListApprovalsRequest, ListKeysRequest, ListRunsRequest,
-    ListSessionsRequest,
+    ListSessionsRequest, Session,
 };
-use tonic::{Code, Status};
+use tonic::Code;
 
 use crate::{
-    client::{Client, approval_name, pages, run_name, session_name},
+    client::{ALL_SESSIONS, Client, List, approval_name, run_name, session_name},
     ids,
 };
 
@@ -19,7 +21,6 @@ const ID_CHARS: usize = 36;
 const MIN_PREFIX_CHARS: usize = 4;
 /// Objects that a search reads at most.
 const MAX_SEARCHED: usize = 20_000;
-const PAGE_SIZE: i32 = 1000;
 /// Candidates that a message lists.
 const MAX_LISTED: usize = 10;
 
@@ -35,15 +36,8 @@ pub(crate) async fn session(client: &Client, text: &str) -> Result<String> {
         Err(status) if status.code() == Code::NotFound => {}
         Err(status) => return Err(status.into()),
     }
-    let found = search("session", text, async |page_token| {
-        let request =
-            ListSessionsRequest { page_size: PAGE_SIZE, page_token, ..Default::default() };
-        let page = client.sessions().list_sessions(request).await?.into_inner();
-        Ok((
-            page.sessions.into_iter().map(|session| session.session_id).collect(),
-            page.next_page_token,
-        ))
-    });
+    let id = |session: Session| session.session_id;
+    let found = search(client, "session", text, ListSessionsRequest::default(), id);
     Ok(session_name(&found.await?))
 }
 
@@ -58,13 +52,8 @@ pub(crate) async fn run(client: &Client, text: &str) -> Result<String> {
              (`codelia ps --all` lists runs)"
         );
     }
-    let found = search("run", text, async |page_token| {
-        let parent = "sessions/-".to_owned();
-        let request =
-            ListRunsRequest { parent, page_size: PAGE_SIZE, page_token, ..Default::default() };
-        let page = client.runs().list_runs(request).await?.into_inner();
-        Ok((page.runs.into_iter().map(|run| run.run_id).collect(), page.next_page_token))
-    });
+    let request = ListRunsRequest { parent: ALL_SESSIONS.to_owned(), ..Default::default() };
+    let found = search(client, "run", text, request, |run| run.run_id);
     Ok(run_name(&found.await?))
 }
 
@@ -107,13 +96,12 @@ pub(crate) async fn approval(client: &Client, text: &str) -> Result<String> {
              (`codelia approvals list --all` lists approvals)"
         );
     }
-    let found = search("approval", text, async |page_token| {
-        let (parent, filter) = ("sessions/-".to_owned(), ApprovalFilter::All.into());
-        let request = ListApprovalsRequest { parent, filter, page_size: PAGE_SIZE, page_token };
-        let page = client.approvals().list_approvals(request).await?.into_inner();
-        let ids = page.approvals.into_iter().map(|approval| approval.approval_id);
-        Ok((ids.collect(), page.next_page_token))
-    });
+    let request = ListApprovalsRequest {
+        parent: ALL_SESSIONS.to_owned(),
+        filter: ApprovalFilter::All.into(),
+        ..Default::default()
+    };
+    let found = search(client, "approval", text, request, |approval| approval.approval_id);
     Ok(approval_name(&found.await?))
 }
 
@@ -126,13 +114,8 @@ pub(crate) async fn key(client: &Client, tenant: &str, text: &str) -> Result<Str
     if is_id(text) {
         return Ok(format!("{tenant}/keys/{text}"));
     }
-    let keys = pages(MAX_SEARCHED, async |page_token| {
-        let request =
-            ListKeysRequest { parent: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
-        let page = client.admin().list_keys(request).await?.into_inner();
-        Ok((page.keys, page.next_page_token))
-    })
-    .await?;
+    let request = ListKeysRequest { parent: tenant.to_owned(), ..Default::default() };
+    let keys = client.list(request, MAX_SEARCHED).await?;
     let matching = |matches: &dyn Fn(&Key) -> bool| -> Vec<String> {
         keys.iter().filter(|key| matches(key)).map(|key| key.name.clone()).collect()
     };
@@ -143,27 +126,41 @@ pub(crate) async fn key(client: &Client, tenant: &str, text: &str) -> Result<Str
     only("key", text, found)
 }
 
-/// Searches a listing, newest first, for the only id that starts with `prefix`.
-async fn search(
+/// Searches a list, newest first, for the only id that starts with `prefix`.
+async fn search<R: List>(
+    client: &Client,
     kind: &str,
     prefix: &str,
-    mut fetch: impl AsyncFnMut(String) -> Result<(Vec<String>, String), Status>,
+    request: R,
+    id: impl Fn(R::Item) -> String,
 ) -> Result<String> {
-    let (mut found, mut searched, mut token) = (Vec::new(), 0, String::new());
-    loop {
-        let (ids, next_token) = fetch(token).await?;
-        searched += ids.len();
-        // Ids sort by creation time, so those after the last match are all smaller.
-        let past =
-            ids.last().is_some_and(|id| !starts_with(id, prefix) && **id < *prefix.to_lowercase());
-        found.extend(ids.into_iter().filter(|id| starts_with(id, prefix)));
-        if past || next_token.is_empty() {
-            return only(kind, prefix, found);
-        }
-        if searched >= MAX_SEARCHED {
+    let mut search = Search { kind, prefix, found: Vec::new(), searched: 0 };
+    client.each_page(request, |page| search.add(page.into_iter().map(&id).collect())).await?;
+    only(kind, prefix, search.found)
+}
+
+/// A search for the ids that start with `prefix`.
+#[derive(Debug)]
+struct Search<'a> {
+    kind: &'a str,
+    prefix: &'a str,
+    found: Vec<String>,
+    searched: usize,
+}
+
+impl Search<'_> {
+    /// Adds a page of the list. Breaks when the next ones can have no match.
+    fn add(&mut self, ids: Vec<String>) -> Result<ControlFlow<()>> {
+        let Self { kind, prefix, searched, .. } = self;
+        if *searched >= MAX_SEARCHED {
             bail!("{kind} {prefix:?}: not found among the newest {searched}: give the whole id");
         }
-        token = next_token;
+        *searched += ids.len();
+        // Ids sort by creation time, so those after the last match are all smaller.
+        let is_past =
+            ids.last().is_some_and(|id| !starts_with(id, prefix) && **id < *prefix.to_lowercase());
+        self.found.extend(ids.into_iter().filter(|id| starts_with(id, prefix)));
+        Ok(if is_past { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 }
 
@@ -215,24 +212,23 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn search_reads_only_what_it_needs() {
-        let pages = [vec!["cc", "bc", "bb"], vec!["ba", "a0"], vec!["unread"]];
-        let mut read = 0;
-        let found = search("run", "ba", async |_| {
-            read += 1;
-            Ok((pages[read - 1].iter().map(|id| (*id).to_owned()).collect(), "more".to_owned()))
-        });
-        assert_eq!(found.await.unwrap(), "ba");
-        assert_eq!(read, 2);
+    #[test]
+    fn search_reads_only_what_it_needs() {
+        let mut search = Search { kind: "run", prefix: "ba", found: Vec::new(), searched: 0 };
+        let mut add = |ids: &[&str]| {
+            search.add(ids.iter().map(|id| (*id).to_owned()).collect()).unwrap().is_break()
+        };
+        assert!(!add(&["cc", "bc", "bb"]));
+        assert!(add(&["ba", "a0"]));
+        assert_eq!(search.found, ["ba"]);
     }
 
-    #[tokio::test]
-    async fn ambiguous_prefix_lists_candidates() {
-        let page = async |_| Ok((vec!["0a-2".to_owned(), "0a-1".to_owned()], String::new()));
-        let error = search("session", "0a", page).await.unwrap_err().to_string();
+    #[test]
+    fn ambiguous_prefix_lists_candidates() {
+        let found = vec!["0a-2".to_owned(), "0a-1".to_owned()];
+        let error = only("session", "0a", found).unwrap_err().to_string();
         assert_eq!(error, "session \"0a\" is ambiguous, 2 match: 0a-2, 0a-1");
-        let error = search("session", "0b", page).await.unwrap_err().to_string();
+        let error = only("session", "0b", Vec::new()).unwrap_err().to_string();
         assert_eq!(error, "session \"0b\" not found");
     }
 }

@@ -51,7 +51,8 @@ impl Streams {
 
     /// The output of a new attempt follows.
     pub(crate) fn begin_attempt(&mut self) {
-        (self.position, self.is_gapless) = (0, true);
+        self.position = 0;
+        self.is_gapless = true;
     }
 
     /// Whether all output of an ended run was written. What the server stored always is.
@@ -79,6 +80,11 @@ impl Streams {
     /// Writes the record of the run to stdout.
     pub(crate) fn write_record(&mut self, text: &str) -> Result<()> {
         self.stdout.write_line(text)
+    }
+
+    /// Writes a note of this program to stderr, on a separate line.
+    pub(crate) fn write_note(&mut self, text: &str) -> Result<()> {
+        self.write_message(&format!("codelia: {text}"))
     }
 
     /// Writes a message about the run to stderr, on a separate line.
@@ -124,8 +130,9 @@ fn write_all(mut to: &File, mut bytes: &[u8]) -> io::Result<()> {
 }
 
 #[cfg(test)]
-#[cfg(unix)]
 mod tests {
+    #![cfg(unix)]
+
     use std::{io::Read, os::fd::OwnedFd};
 
     use super::*;

@@ -1,21 +1,15 @@
 //! Connection to the API server: endpoint, credentials and service clients.
 
+mod calls;
+mod client_file;
 mod diagnosis;
 mod server;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use codelia_proto::v1::{
-    admin_service_client::AdminServiceClient, approval_service_client::ApprovalServiceClient,
-    audit_service_client::AuditServiceClient, file_service_client::FileServiceClient,
-    flag_service_client::FlagServiceClient, info_service_client::InfoServiceClient,
-    policy_service_client::PolicyServiceClient, run_service_client::RunServiceClient,
-    session_service_client::SessionServiceClient, tool_service_client::ToolServiceClient,
-    volume_service_client::VolumeServiceClient,
-};
+use codelia_proto::v1;
 use secrecy::{ExposeSecret, SecretString};
-use serde::{Deserialize, Serialize};
 use tonic::{
     Request, Status,
     metadata::{Ascii, MetadataValue},
@@ -26,41 +20,17 @@ use tonic::{
 use crate::settings::Settings;
 
 pub use self::{
+    calls::{Call, List},
+    client_file::{ClientFile, FILE},
     diagnosis::KeyRejected,
     server::{Server, parse_endpoint},
 };
-
-/// File in the data directory with the endpoint and key of the local `up`.
-pub const FILE: &str = "client.toml";
 
 /// Certificates that the system trusts.
 const SYSTEM_CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Contents of `client.toml`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ClientFile {
-    pub endpoint: String,
-    pub api_key: String,
-}
-
-impl ClientFile {
-    /// Reads the file in a data directory; `None` if it does not exist.
-    pub fn read(data_dir: &Path) -> Result<Option<Self>> {
-        let path = data_dir.join(FILE);
-        let text = match std::fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => {
-                return Err(error).with_context(|| format!("cannot read {}", path.display()));
-            }
-        };
-        toml::from_str(&text).map(Some).with_context(|| format!("cannot read {}", path.display()))
-    }
-}
 
 pub type Service = InterceptedService<Channel, ApiKey>;
 
@@ -122,50 +92,31 @@ impl Client {
             ok => ok,
         }
     }
+}
 
-    pub fn sessions(&self) -> SessionServiceClient<Service> {
-        SessionServiceClient::new(self.service.clone())
-    }
+macro_rules! services {
+    ($($name:ident: $module:ident::$client:ident,)+) => {
+        impl Client {$(
+            #[doc = concat!("A [`", stringify!($client), "`] on this connection.")]
+            pub fn $name(&self) -> v1::$module::$client<Service> {
+                v1::$module::$client::new(self.service.clone())
+            }
+        )+}
+    };
+}
 
-    pub fn runs(&self) -> RunServiceClient<Service> {
-        RunServiceClient::new(self.service.clone())
-    }
-
-    pub fn files(&self) -> FileServiceClient<Service> {
-        FileServiceClient::new(self.service.clone())
-    }
-
-    pub fn approvals(&self) -> ApprovalServiceClient<Service> {
-        ApprovalServiceClient::new(self.service.clone())
-    }
-
-    pub fn policies(&self) -> PolicyServiceClient<Service> {
-        PolicyServiceClient::new(self.service.clone())
-    }
-
-    pub fn info(&self) -> InfoServiceClient<Service> {
-        InfoServiceClient::new(self.service.clone())
-    }
-
-    pub fn audit(&self) -> AuditServiceClient<Service> {
-        AuditServiceClient::new(self.service.clone())
-    }
-
-    pub fn tools(&self) -> ToolServiceClient<Service> {
-        ToolServiceClient::new(self.service.clone())
-    }
-
-    pub fn volumes(&self) -> VolumeServiceClient<Service> {
-        VolumeServiceClient::new(self.service.clone())
-    }
-
-    pub fn flags(&self) -> FlagServiceClient<Service> {
-        FlagServiceClient::new(self.service.clone())
-    }
-
-    pub fn admin(&self) -> AdminServiceClient<Service> {
-        AdminServiceClient::new(self.service.clone())
-    }
+services! {
+    sessions: session_service_client::SessionServiceClient,
+    runs: run_service_client::RunServiceClient,
+    files: file_service_client::FileServiceClient,
+    approvals: approval_service_client::ApprovalServiceClient,
+    policies: policy_service_client::PolicyServiceClient,
+    info: info_service_client::InfoServiceClient,
+    audit: audit_service_client::AuditServiceClient,
+    tools: tool_service_client::ToolServiceClient,
+    volumes: volume_service_client::VolumeServiceClient,
+    flags: flag_service_client::FlagServiceClient,
+    admin: admin_service_client::AdminServiceClient,
 }
 
 fn transport(server: &Server) -> Result<Endpoint> {
@@ -186,24 +137,8 @@ fn tls(ca: Option<&Path>) -> Result<ClientTlsConfig> {
     Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)))
 }
 
-/// Collects at most `limit` items from a paged list. `fetch` takes a page token and returns the
-/// items and the next token.
-pub async fn pages<T>(
-    limit: usize,
-    mut fetch: impl AsyncFnMut(String) -> Result<(Vec<T>, String), Status>,
-) -> Result<Vec<T>> {
-    let mut items = Vec::new();
-    let mut token = String::new();
-    loop {
-        let (page, next_token) = fetch(token).await?;
-        items.extend(page);
-        if next_token.is_empty() || items.len() >= limit {
-            items.truncate(limit);
-            return Ok(items);
-        }
-        token = next_token;
-    }
-}
+/// The parent of the runs and approvals of all sessions.
+pub(crate) const ALL_SESSIONS: &str = "sessions/-";
 
 /// Returns the resource name of a session given by id, alias or resource name.
 pub fn session_name(session: &str) -> String {
@@ -231,16 +166,6 @@ pub fn approval_name(approval: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test]
-    async fn pages_stop_at_limit_or_end() {
-        let page = async |token: String| {
-            let next = if token.len() < 3 { format!("{token}x") } else { String::new() };
-            Ok((vec![token.len(); 2], next))
-        };
-        assert_eq!(pages(3, page).await.unwrap(), [0, 0, 1]);
-        assert_eq!(pages(usize::MAX, page).await.unwrap(), [0, 0, 1, 1, 2, 2, 3, 3]);
-    }
 
     #[test]
     fn ids_become_resource_names() {

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use secrecy::SecretString;
 use tonic::transport::Uri;
 
-use super::ClientFile;
+use super::client_file::{self, ClientFile};
 use crate::{
     contexts::{Context, Contexts},
     settings::Settings,
@@ -83,7 +83,7 @@ impl Server {
     }
 
     fn of_data_dir(settings: &Settings) -> Result<Self> {
-        let path = settings.data_dir.join(super::FILE).display().to_string();
+        let path = settings.data_dir.join(client_file::FILE).display().to_string();
         let Some(file) = ClientFile::read(&settings.data_dir)? else {
             bail!(
                 "no server configured: start one with `codelia up`, add one with `codelia context add`, or set \

@@ -1,6 +1,6 @@
 //! `codelia tenants …`, `codelia keys …`, `codelia workers …`.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use codelia_proto::{
     duration_to_proto, timestamp_to_proto,
     v1::{
@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 
 use crate::{
     args,
-    client::{Client, pages},
+    client::Client,
     commands::drain::{wait_until_empty, wait_until_working},
     ids,
     output::Output,
@@ -23,62 +23,51 @@ use crate::{
     words::Word,
 };
 
-const NO_TENANT: &str = "the server sent no tenant";
-
 /// Executes `codelia tenants`.
 pub(crate) async fn tenants(client: &Client, command: args::Tenants, output: Output) -> Result<()> {
-    let mut admin = client.admin();
     let tenant = match command {
         args::Tenants::List => return list_tenants(client, output).await,
         args::Tenants::Create { tenant, quotas } => {
-            let request =
-                CreateTenantRequest { tenant_id: tenant, quotas: Some(quotas_to_proto(&quotas)) };
-            admin.create_tenant(request).await?.into_inner().tenant
+            let quotas = Some(quotas_to_proto(&quotas));
+            client.call(CreateTenantRequest { tenant_id: tenant, quotas }).await?
         }
         args::Tenants::Show { tenant } => {
-            let request = GetTenantRequest { name: tenant_name(&tenant) };
-            admin.get_tenant(request).await?.into_inner().tenant
+            client.call(GetTenantRequest { name: tenant_name(&tenant) }).await?
         }
         args::Tenants::Quota { tenant, quotas } => {
-            let request = UpdateQuotasRequest {
-                name: tenant_name(&tenant),
-                quotas: Some(quotas_to_proto(&quotas)),
-                update_mask: None,
-            };
-            admin.update_quotas(request).await?.into_inner().tenant
+            let name = tenant_name(&tenant);
+            let quotas = Some(quotas_to_proto(&quotas));
+            client.call(UpdateQuotasRequest { name, quotas, update_mask: None }).await?
         }
         args::Tenants::Limits { tenant, limits } => {
             let limits = Some(limits_to_proto(&limits));
-            let request = SetMaxLimitsRequest { name: tenant_name(&tenant), limits };
-            admin.set_max_limits(request).await?.into_inner().tenant
+            client.call(SetMaxLimitsRequest { name: tenant_name(&tenant), limits }).await?
         }
         args::Tenants::Retention { tenant, retention } => {
             let retention = Some(retention_to_proto(&retention));
-            let request = SetRetentionRequest { name: tenant_name(&tenant), retention };
-            admin.set_retention(request).await?.into_inner().tenant
+            client.call(SetRetentionRequest { name: tenant_name(&tenant), retention }).await?
         }
         args::Tenants::Floor { tenant, level, ask, reason } => {
-            let (level, ask_level) = (IsolationLevel::from(Some(level)), IsolationLevel::from(ask));
-            let (level, ask_level) = (level.into(), ask_level.into());
-            let request =
-                SetIsolationFloorRequest { name: tenant_name(&tenant), level, reason, ask_level };
-            admin.set_isolation_floor(request).await?.into_inner().tenant
+            let request = SetIsolationFloorRequest {
+                name: tenant_name(&tenant),
+                level: IsolationLevel::from(Some(level)).into(),
+                reason,
+                ask_level: IsolationLevel::from(ask).into(),
+            };
+            client.call(request).await?
         }
         args::Tenants::Suspend { tenant, reason } => {
-            let request = SuspendTenantRequest { name: tenant_name(&tenant), reason };
-            client.admin().suspend_tenant(request).await?.into_inner().tenant
+            client.call(SuspendTenantRequest { name: tenant_name(&tenant), reason }).await?
         }
         args::Tenants::Resume { tenant } => {
-            let request = ResumeTenantRequest { name: tenant_name(&tenant) };
-            client.admin().resume_tenant(request).await?.into_inner().tenant
+            client.call(ResumeTenantRequest { name: tenant_name(&tenant) }).await?
         }
         args::Tenants::Delete { tenant, force } => {
-            let request =
-                DeleteTenantRequest { name: tenant_name(&tenant), force, allow_missing: false };
-            client.admin().delete_tenant(request).await?.into_inner().tenant
+            let name = tenant_name(&tenant);
+            client.call(DeleteTenantRequest { name, force, allow_missing: false }).await?
         }
     };
-    output.print_message(&tenant.context(NO_TENANT)?)
+    output.print_message(&tenant)
 }
 
 /// Executes `codelia keys`.
@@ -97,8 +86,7 @@ pub(crate) async fn keys(client: &Client, command: args::Keys, output: Output) -
         }
         args::Keys::Revoke { tenant, key } => {
             let name = resolve::key(client, &tenant_name(&tenant), &key).await?;
-            let revoked = client.admin().revoke_key(RevokeKeyRequest { name }).await?.into_inner();
-            output.print_message(&revoked.key.context("the server sent no key")?)
+            output.print_message(&client.call(RevokeKeyRequest { name }).await?)
         }
     }
 }
@@ -108,23 +96,15 @@ pub(crate) async fn workers(client: &Client, command: args::Workers, output: Out
     let worker = match command {
         args::Workers::List => return list_workers(client, output).await,
         args::Workers::Drain { worker, wait, timeout } => {
-            let request = DrainWorkerRequest { name: worker_name(worker) };
-            let drained = client.admin().drain_worker(request).await?.into_inner().worker;
-            match drained {
-                Some(worker) if wait => Some(wait_until_empty(client, worker, timeout).await?),
-                drained => drained,
-            }
+            let drained = client.call(DrainWorkerRequest { name: worker_name(worker) }).await?;
+            if wait { wait_until_empty(client, drained, timeout).await? } else { drained }
         }
         args::Workers::Undrain { worker, wait, timeout } => {
-            let request = UndrainWorkerRequest { name: worker_name(worker) };
-            let undrained = client.admin().undrain_worker(request).await?.into_inner().worker;
-            match undrained {
-                Some(worker) if wait => Some(wait_until_working(client, worker, timeout).await?),
-                undrained => undrained,
-            }
+            let undrained = client.call(UndrainWorkerRequest { name: worker_name(worker) }).await?;
+            if wait { wait_until_working(client, undrained, timeout).await? } else { undrained }
         }
     };
-    output.print_message(&worker.context("the server sent no worker")?)
+    output.print_message(&worker)
 }
 
 fn worker_name(worker: String) -> String {
@@ -132,24 +112,15 @@ fn worker_name(worker: String) -> String {
 }
 
 async fn list_tenants(client: &Client, output: Output) -> Result<()> {
-    let tenants = pages(usize::MAX, async |page_token| {
-        let request = ListTenantsRequest { page_size: 0, page_token };
-        let page = client.admin().list_tenants(request).await?.into_inner();
-        Ok((page.tenants, page.next_page_token))
-    })
-    .await?;
+    let tenants = client.list(ListTenantsRequest::default(), usize::MAX).await?;
     output.print_list(&["TENANT", "CREATED"], &tenants, |tenant: &Tenant| {
         vec![tenant.tenant_id.clone(), units::age(tenant.create_time.as_ref())]
     })
 }
 
 async fn list_keys(client: &Client, tenant: &str, output: Output) -> Result<()> {
-    let keys = pages(usize::MAX, async |page_token| {
-        let request = ListKeysRequest { parent: tenant_name(tenant), page_size: 0, page_token };
-        let page = client.admin().list_keys(request).await?.into_inner();
-        Ok((page.keys, page.next_page_token))
-    })
-    .await?;
+    let request = ListKeysRequest { parent: tenant_name(tenant), ..Default::default() };
+    let keys = client.list(request, usize::MAX).await?;
     let header = ["KEY", "NAME", "SCOPES", "CREATED", "LAST USE", "EXPIRES", "REVOKED"];
     let id = ids::short(keys.iter().map(|key| ids::last_segment(&key.name)));
     output.print_list(&header, &keys, |key: &Key| {
@@ -166,12 +137,7 @@ async fn list_keys(client: &Client, tenant: &str, output: Output) -> Result<()> 
 }
 
 async fn list_workers(client: &Client, output: Output) -> Result<()> {
-    let workers = pages(usize::MAX, async |page_token| {
-        let request = ListWorkersRequest { page_size: 0, page_token };
-        let page = client.admin().list_workers(request).await?.into_inner();
-        Ok((page.workers, page.next_page_token))
-    })
-    .await?;
+    let workers = client.list(ListWorkersRequest::default(), usize::MAX).await?;
     let header =
         ["WORKER", "STATE", "MODES", "BUSY", "SESSIONS", "DISK FREE", "HEARTBEAT", "VERSION"];
     output.print_list(&header, &workers, |worker: &Worker| {

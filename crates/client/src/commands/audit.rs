@@ -1,10 +1,9 @@
 //! `codelia audit …`.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, ops::ControlFlow, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use codelia_proto::{
-    json::to_json,
     timestamp_to_proto,
     v1::{AuditEvent, ListEventsRequest, VerifyEventsRequest, VerifyEventsResponse},
 };
@@ -13,7 +12,7 @@ use tokio::time::sleep;
 
 use crate::{
     args::{self, AuditCommand},
-    client::{Client, pages},
+    client::{ALL_SESSIONS, Client},
     ids,
     output::Output,
     resolve, units,
@@ -24,8 +23,6 @@ const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 /// Each look also reads this much of the time before: an event is stored a moment after its time,
 /// and the clocks of several writers differ.
 const FOLLOW_OVERLAP: Duration = Duration::from_secs(5);
-/// Events of one page.
-const PAGE_SIZE: i32 = 1000;
 
 /// Executes `codelia audit`.
 pub(crate) async fn audit(client: &Client, args: args::Audit, output: Output) -> Result<()> {
@@ -34,7 +31,7 @@ pub(crate) async fn audit(client: &Client, args: args::Audit, output: Output) ->
     }
     let parent = match &args.session {
         Some(session) => resolve::session(client, session).await?,
-        None => "sessions/-".to_owned(),
+        None => ALL_SESSIONS.to_owned(),
     };
     let request = ListEventsRequest {
         parent,
@@ -53,45 +50,26 @@ pub(crate) async fn audit(client: &Client, args: args::Audit, output: Output) ->
                 ListEventsRequest { start_time: since, end_time, oldest_first: true, ..request };
             each(client, request, |event| print_line(&event, output)).await
         }
-        (false, None) => print(&list(client, &request, args.limit).await?, output),
+        (false, None) => print(&client.list(request, args.limit).await?, output),
     }
 }
 
 /// Calls `action` with each event, a page at a time.
 async fn each(
     client: &Client,
-    mut request: ListEventsRequest,
+    request: ListEventsRequest,
     mut action: impl FnMut(AuditEvent) -> Result<()>,
 ) -> Result<()> {
-    request.page_size = PAGE_SIZE;
-    loop {
-        let page = client.audit().list_events(request.clone()).await?.into_inner();
-        page.events.into_iter().try_for_each(&mut action)?;
-        if page.next_page_token.is_empty() {
-            return Ok(());
-        }
-        request.page_token = page.next_page_token;
-    }
+    let take = |page: Vec<AuditEvent>| {
+        page.into_iter().try_for_each(&mut action).map(ControlFlow::Continue)
+    };
+    client.each_page(request, take).await
 }
 
 fn print_line(event: &AuditEvent, output: Output) -> Result<()> {
     let time = units::timestamp(event.create_time.as_ref()).unwrap_or_default();
     let text = format!("{time} {} {} {}", event.kind, event.run_id, event.detail);
-    output.print(&to_json(event)?, &text)
-}
-
-async fn list(
-    client: &Client,
-    request: &ListEventsRequest,
-    limit: usize,
-) -> Result<Vec<AuditEvent>> {
-    pages(limit, async |page_token| {
-        let page_size = i32::try_from(limit.min(1000)).unwrap_or(1000);
-        let request = ListEventsRequest { page_token, page_size, ..request.clone() };
-        let page = client.audit().list_events(request).await?.into_inner();
-        Ok((page.events, page.next_page_token))
-    })
-    .await
+    output.print_message_as(event, &text)
 }
 
 fn print(events: &[AuditEvent], output: Output) -> Result<()> {
@@ -169,7 +147,7 @@ async fn verify(client: &Client, output: Output) -> Result<()> {
     for problem in &result.problems {
         text += &format!("\nproblem: {problem}");
     }
-    output.print(&to_json(&result)?, &text)?;
+    output.print_message_as(&result, &text)?;
     match result.problem_count {
         0 => Ok(()),
         count => bail!("the audit was tampered with: {count} problems"),

@@ -93,9 +93,7 @@ fn to_json(contexts: &Contexts, name: &str, context: &Context) -> Value {
 fn warn_if_overridden(settings: &Settings) {
     for path in ["client.context", "client.endpoint", "client.api_key", "data_dir"] {
         if let Some(source) = settings.source(path) {
-            output::write_message(&format!(
-                "codelia: warning: {path} ({source}) overrides the context in use"
-            ));
+            output::write_note(&format!("warning: {path} ({source}) overrides the context in use"));
         }
     }
 }

@@ -2,12 +2,9 @@
 //! becomes of it.
 
 use anyhow::{Context, Result, bail};
-use codelia_proto::{
-    json::to_json,
-    v1::{
-        ApplyChangesRequest, Change, Changes, DiscardChangesRequest, FileKind, GetRunRequest, Run,
-        RunState,
-    },
+use codelia_proto::v1::{
+    ApplyChangesRequest, Change, Changes, DiscardChangesRequest, FileKind, GetRunRequest, Run,
+    RunState,
 };
 
 use crate::{
@@ -20,9 +17,7 @@ use crate::{
 
 pub(crate) async fn diff(client: &Client, args: &args::Diff, output: Output) -> Result<()> {
     let name = resolve::run(client, &args.run).await?;
-    let request = GetRunRequest { name, ..Default::default() };
-    let run =
-        client.runs().get_run(request).await?.into_inner().run.context("the server sent no run")?;
+    let run = client.call(GetRunRequest { name, ..Default::default() }).await?;
     let Some(changes) = &run.changes else {
         let id = &run.run_id;
         if run.state() != RunState::Ended {
@@ -38,19 +33,19 @@ pub(crate) async fn diff(client: &Client, args: &args::Diff, output: Output) -> 
 /// Applies changes that wait for a decision.
 pub(crate) async fn apply(client: &Client, args: &args::Apply, output: Output) -> Result<()> {
     let request = ApplyChangesRequest { name: resolve::run(client, &args.run).await? };
-    print_decided(client.runs().apply_changes(request).await?.into_inner().run, output)
+    print_decided(client.call(request).await?, output)
 }
 
 /// Drops changes that wait for a decision.
 pub(crate) async fn discard(client: &Client, args: &args::Discard, output: Output) -> Result<()> {
     let request = DiscardChangesRequest { name: resolve::run(client, &args.run).await? };
-    print_decided(client.runs().discard_changes(request).await?.into_inner().run, output)
+    print_decided(client.call(request).await?, output)
 }
 
-fn print_decided(run: Option<Run>, output: Output) -> Result<()> {
-    let changes = run.and_then(|run| run.changes).context("the server sent no changes")?;
+fn print_decided(run: Run, output: Output) -> Result<()> {
+    let changes = run.changes.context("the server sent no changes")?;
     if output.is_json() {
-        return output.print(&to_json(&changes)?, "");
+        return output.print_json(&changes);
     }
     write_message(&summary(&changes));
     Ok(())
@@ -58,7 +53,7 @@ fn print_decided(run: Option<Run>, output: Output) -> Result<()> {
 
 fn print(changes: &Changes, output: Output) -> Result<()> {
     if output.is_json() {
-        return output.print(&to_json(changes)?, "");
+        return output.print_json(changes);
     }
     write_line(&table(&["CHANGE", "TYPE", "SIZE", "PATH"], changes.entries.iter().map(row)))?;
     write_message(&summary(changes));

@@ -7,10 +7,7 @@ use anyhow::{Result, bail};
 use codelia_proto::v1::{ListWorkersRequest, Worker, WorkerState};
 use tokio::time::{Instant, sleep};
 
-use crate::{
-    client::{Client, pages},
-    output, units,
-};
+use crate::{client::Client, output, units};
 
 /// Between two looks at the worker.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -43,10 +40,7 @@ pub(crate) async fn wait_until_empty(
             );
         }
         if shown.replace(left) != Some(left) {
-            output::write_message(&format!(
-                "codelia: {id} drains: {} sessions, {} runs left",
-                left.0, left.1
-            ));
+            output::write_note(&format!("{id} drains: {} sessions, {} runs left", left.0, left.1));
         }
         sleep(INTERVAL).await;
         last = match find(client, id).await? {
@@ -84,11 +78,6 @@ pub(crate) async fn wait_until_working(
 }
 
 async fn find(client: &Client, id: &str) -> Result<Option<Worker>> {
-    let workers = pages(usize::MAX, async |page_token| {
-        let request = ListWorkersRequest { page_size: 0, page_token };
-        let page = client.admin().list_workers(request).await?.into_inner();
-        Ok((page.workers, page.next_page_token))
-    })
-    .await?;
+    let workers = client.list(ListWorkersRequest::default(), usize::MAX).await?;
     Ok(workers.into_iter().find(|worker| worker.worker_id == id))
 }

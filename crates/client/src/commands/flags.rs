@@ -1,6 +1,6 @@
 //! `codelia flags …`.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use codelia_proto::{
     duration_to_proto,
     v1::{
@@ -11,7 +11,7 @@ use codelia_proto::{
 
 use crate::{
     args::{self, SetFlag},
-    client::{Client, pages},
+    client::Client,
     ids,
     output::Output,
     units,
@@ -24,19 +24,15 @@ pub(crate) async fn flags(client: &Client, command: args::Flags, output: Output)
         args::Flags::List => return list(client, output).await,
         args::Flags::History { flag, limit } => return history(client, &flag, limit, output).await,
         args::Flags::Show { flag } => {
-            let request = GetFlagRequest { name: flag_name(&flag) };
-            client.flags().get_flag(request).await?.into_inner().flag
+            client.call(GetFlagRequest { name: flag_name(&flag) }).await?
         }
-        args::Flags::Set(args) => {
-            let request = set_request(*args);
-            client.flags().set_flag(request).await?.into_inner().flag
-        }
+        args::Flags::Set(args) => client.call(set_request(*args)).await?,
         args::Flags::Rollback { flag, to, reason } => {
-            let request = RollbackFlagRequest { name: flag_name(&flag), reason, revision: to };
-            client.flags().rollback_flag(request).await?.into_inner().flag
+            let name = flag_name(&flag);
+            client.call(RollbackFlagRequest { name, reason, revision: to }).await?
         }
     };
-    output.print_message(&flag.context("the server sent no flag")?)
+    output.print_message(&flag)
 }
 
 fn flag_name(flag: &str) -> String {
@@ -69,12 +65,7 @@ fn set_request(args: SetFlag) -> SetFlagRequest {
 }
 
 async fn list(client: &Client, output: Output) -> Result<()> {
-    let flags = pages(usize::MAX, async |page_token| {
-        let request = ListFlagsRequest { page_size: 0, page_token };
-        let page = client.flags().list_flags(request).await?.into_inner();
-        Ok((page.flags, page.next_page_token))
-    })
-    .await?;
+    let flags = client.list(ListFlagsRequest::default(), usize::MAX).await?;
     let header = ["FLAG", "MODE", "FLOOR", "SESSIONS", "SHARE", "REVISION", "CHANGED", "REASON"];
     output.print_list(&header, &flags, |flag: &Flag| {
         let rule = flag.rule.clone().unwrap_or_default();
@@ -107,12 +98,8 @@ fn sessions(rule: &FlagRule) -> String {
 }
 
 async fn history(client: &Client, flag: &str, limit: usize, output: Output) -> Result<()> {
-    let revisions = pages(limit, async |page_token| {
-        let request = ListFlagHistoryRequest { name: flag_name(flag), page_size: 0, page_token };
-        let page = client.flags().list_flag_history(request).await?.into_inner();
-        Ok((page.flags, page.next_page_token))
-    })
-    .await?;
+    let request = ListFlagHistoryRequest { name: flag_name(flag), ..Default::default() };
+    let revisions = client.list(request, limit).await?;
     let header = [
         "REVISION", "ACTION", "MODE", "SHARE", "SESSIONS", "RUNS", "FAILED", "CHANGED", "KEY",
         "REASON",

@@ -1,14 +1,13 @@
 //! `codelia info` and `codelia whoami`.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use codelia_proto::v1::{GetServerInfoRequest, WhoAmIRequest};
 
 use crate::{client::Client, output::Output};
 
 /// Prints what the server offers.
 pub(crate) async fn info(client: &Client, output: Output) -> Result<()> {
-    let response = client.info().get_server_info(GetServerInfoRequest {}).await?.into_inner();
-    output.print_message(&response.server_info.context("the server sent no information")?)
+    output.print_message(&client.call(GetServerInfoRequest {}).await?)
 }
 
 /// Prints the caller's key and tenant.

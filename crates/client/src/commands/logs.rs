@@ -21,10 +21,7 @@ pub(crate) async fn logs(client: &Client, args: &args::Logs, output: Output) -> 
             Some(Kind::Finished(finished)) => {
                 let run = finished.run.unwrap_or_default();
                 if !streams.is_complete(&run) {
-                    streams.write_message(&format!(
-                        "codelia: {}",
-                        exit_status::incomplete_message(&run)
-                    ))?;
+                    streams.write_note(&exit_status::incomplete_message(&run))?;
                 }
                 return Ok(());
             }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use codelia_policy::{FilesystemMode, Format, HOST_SETS, HostSet, Policy, PolicyError};
 use codelia_proto::{
-    json::{to_dynamic, to_json},
+    json::to_dynamic,
     v1::{self, CheckPolicyRequest, ExplainPolicyRequest, ExplainPolicyResponse, SandboxMode},
 };
 use codelia_types::Mode;
@@ -39,7 +39,7 @@ pub(crate) async fn policy(client: &Client, command: args::Policy, output: Outpu
                 profile: profile.unwrap_or_default(),
             };
             let explained = client.policies().explain_policy(request).await?.into_inner();
-            output.print(&to_json(&explained)?, &to_text(&explained)?)
+            output.print_message_as(&explained, &to_text(&explained)?)
         }
         args::Policy::Sets => sets(output),
         stored => policy_scopes::stored(client, stored, output).await,
@@ -132,9 +132,9 @@ fn apply_network_flags(policy: &mut Policy, flags: &args::NetworkArgs) {
 
 async fn check(client: &Client, file: &Path, mode: Option<Mode>, output: Output) -> Result<()> {
     let request = CheckPolicyRequest { policy: load(Some(file))?, mode: mode_to_proto(mode) };
-    let checked = client.policies().check_policy(request).await?.into_inner();
-    let policy = checked.policy.unwrap_or_default();
-    output.print(&to_json(&policy)?, Policy::try_from(policy)?.write(Format::Yaml)?.trim_end())
+    let policy = client.call(request).await?;
+    let text = policy_from_proto(Some(policy.clone()))?.write(Format::Yaml)?;
+    output.print_message_as(&policy, text.trim_end())
 }
 
 fn mode_to_proto(mode: Option<Mode>) -> i32 {

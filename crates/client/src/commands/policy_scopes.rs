@@ -7,7 +7,6 @@ use anyhow::{Context, Result};
 use codelia_policy::{Format, Policy, PolicyScope};
 use codelia_proto::{
     duration_to_proto,
-    json::to_json,
     v1::{
         self, DeleteScopePolicyRequest, DryRunResult, DryRunScopePolicyRequest, DryRunVerdict,
         GetScopePolicyRequest, ListProjectsRequest, ListScopePolicyVersionsRequest,
@@ -19,7 +18,7 @@ use serde_json::{Value, json};
 use super::policy::policy_from_proto;
 use crate::{
     args::{self, ScopeArgs},
-    client::{Client, pages},
+    client::Client,
     ids,
     output::{Output, json_array, table},
     policy_file::read,
@@ -27,13 +26,8 @@ use crate::{
     words::Word,
 };
 
-const NO_POLICY: &str = "the server sent no policy";
-/// Runs that one call tries a policy on.
-const PAGE: usize = 1000;
-
 /// Executes the commands about stored policies.
 pub(super) async fn stored(client: &Client, command: args::Policy, output: Output) -> Result<()> {
-    let mut policies = client.policies();
     let changed = match command {
         args::Policy::Import { file, of, reason, expect_version } => {
             let request = SetScopePolicyRequest {
@@ -43,12 +37,12 @@ pub(super) async fn stored(client: &Client, command: args::Policy, output: Outpu
                 reason,
                 expected_version: expect_version,
             };
-            policies.set_scope_policy(request).await?.into_inner().scope_policy
+            client.call(request).await?
         }
         args::Policy::Rollback { of, version, reason } => {
             let request =
                 RollbackScopePolicyRequest { scope: scope(&of), name: of.name, version, reason };
-            policies.rollback_scope_policy(request).await?.into_inner().scope_policy
+            client.call(request).await?
         }
         args::Policy::Delete { of, reason } => {
             let request = DeleteScopePolicyRequest {
@@ -57,7 +51,7 @@ pub(super) async fn stored(client: &Client, command: args::Policy, output: Outpu
                 reason,
                 expected_version: None,
             };
-            policies.delete_scope_policy(request).await?.into_inner().scope_policy
+            client.call(request).await?
         }
         args::Policy::Export { of, version, format } => {
             return export(client, of, version.unwrap_or_default(), format, output).await;
@@ -74,7 +68,6 @@ pub(super) async fn stored(client: &Client, command: args::Policy, output: Outpu
             return Ok(());
         }
     };
-    let changed = changed.context(NO_POLICY)?;
     let what = if changed.deleted { "deleted as" } else { "is" };
     let text = format!(
         "policy of {} {} {what} version {}",
@@ -82,18 +75,12 @@ pub(super) async fn stored(client: &Client, command: args::Policy, output: Outpu
         changed.name,
         changed.version
     );
-    output.print(&to_json(&changed)?, &text)
+    output.print_message_as(&changed, &text)
 }
 
 /// Lists the projects, which are names that have a policy.
 pub(crate) async fn projects(client: &Client, limit: usize, output: Output) -> Result<()> {
-    let projects = pages(limit, async |page_token| {
-        let page_size = i32::try_from(limit.min(PAGE)).unwrap_or_default();
-        let request = ListProjectsRequest { page_size, page_token };
-        let page = client.policies().list_projects(request).await?.into_inner();
-        Ok((page.projects, page.next_page_token))
-    })
-    .await?;
+    let projects = client.list(ListProjectsRequest::default(), limit).await?;
     output.print_list(&["PROJECT", "VERSION", "WHEN", "REASON"], &projects, |project| {
         let when = units::age(project.set_time.as_ref());
         vec![project.name.clone(), project.version.to_string(), when, project.reason.clone()]
@@ -110,8 +97,7 @@ fn scope(of: &ScopeArgs) -> i32 {
 }
 
 async fn get(client: &Client, of: &ScopeArgs, version: i64) -> Result<ScopePolicy> {
-    let request = GetScopePolicyRequest { scope: scope(of), name: of.name.clone(), version };
-    client.policies().get_scope_policy(request).await?.into_inner().scope_policy.context(NO_POLICY)
+    client.call(GetScopePolicyRequest { scope: scope(of), name: of.name.clone(), version }).await
 }
 
 async fn export(
@@ -127,7 +113,7 @@ async fn export(
         .clone()
         .with_context(|| format!("{} {} has no policy", found.scope().word(), found.name))?;
     let text = policy_from_proto(Some(policy))?.write(format)?;
-    output.print(&to_json(&found)?, text.trim_end())
+    output.print_message_as(&found, text.trim_end())
 }
 
 async fn diff(
@@ -176,17 +162,9 @@ fn differences(present: &Policy, other: &Policy) -> Vec<Change> {
 }
 
 async fn history(client: &Client, of: ScopeArgs, limit: usize, output: Output) -> Result<()> {
-    let versions = pages(limit, async |page_token| {
-        let request = ListScopePolicyVersionsRequest {
-            scope: scope(&of),
-            name: of.name.clone(),
-            page_size: 0,
-            page_token,
-        };
-        let page = client.policies().list_scope_policy_versions(request).await?.into_inner();
-        Ok((page.versions, page.next_page_token))
-    })
-    .await?;
+    let scope = scope(&of);
+    let request = ListScopePolicyVersionsRequest { scope, name: of.name, ..Default::default() };
+    let versions = client.list(request, limit).await?;
     let key = ids::short(versions.iter().map(|version| version.key_id.as_str()));
     output.print_list(
         &["VERSION", "CHANGE", "SET", "KEY", "REASON"],
@@ -211,19 +189,14 @@ async fn dry_run(
     limit: usize,
     output: Output,
 ) -> Result<()> {
-    let results = pages(limit, async |page_token| {
-        let request = DryRunScopePolicyRequest {
-            scope: scope(&of),
-            name: of.name.clone(),
-            policy: Some(policy.into()),
-            since: Some(duration_to_proto(since)),
-            page_size: limit.min(PAGE).try_into().unwrap_or_default(),
-            page_token,
-        };
-        let page = client.policies().dry_run_scope_policy(request).await?.into_inner();
-        Ok((page.results, page.next_page_token))
-    })
-    .await?;
+    let request = DryRunScopePolicyRequest {
+        scope: scope(&of),
+        name: of.name,
+        policy: Some(policy.into()),
+        since: Some(duration_to_proto(since)),
+        ..Default::default()
+    };
+    let results = client.list(request, limit).await?;
     let count = |verdict| results.iter().filter(|result| result.verdict() == verdict).count();
     let (refused, changed) = (count(DryRunVerdict::Refused), count(DryRunVerdict::Changed));
     let affected: Vec<_> =

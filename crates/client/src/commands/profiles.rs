@@ -1,6 +1,6 @@
 //! `codelia profiles …`.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use codelia_proto::v1::{GetProfileRequest, ListProfilesRequest, Profile};
 
 use crate::{args, client::Client, output::Output};
@@ -11,20 +11,16 @@ pub(crate) async fn profiles(
     command: args::Profiles,
     output: Output,
 ) -> Result<()> {
-    let mut policies = client.policies();
     match command {
         args::Profiles::List => {
-            let profiles =
-                policies.list_profiles(ListProfilesRequest {}).await?.into_inner().profiles;
+            let listed = client.policies().list_profiles(ListProfilesRequest {}).await?;
             let header = ["PROFILE", "FROM", "DESCRIPTION"];
-            output.print_list(&header, &profiles, |profile| {
+            output.print_list(&header, &listed.into_inner().profiles, |profile| {
                 vec![profile.name.clone(), origin(profile).to_owned(), profile.description.clone()]
             })
         }
         args::Profiles::Show { profile: name } => {
-            let shown =
-                policies.get_profile(GetProfileRequest { name }).await?.into_inner().profile;
-            output.print_message(&shown.context("the server sent no profile")?)
+            output.print_message(&client.call(GetProfileRequest { name }).await?)
         }
     }
 }

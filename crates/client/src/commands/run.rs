@@ -121,7 +121,7 @@ pub(crate) async fn attach(
         _ = signals.next() => Err(Interrupted.into()),
     };
     if followed.as_ref().is_err_and(|error| error.is::<Interrupted>()) {
-        output::write_message(&format!("codelia: {}", still_running(&name, args.tty)));
+        output::write_note(&still_running(&name, args.tty));
     }
     finish(followed, streams, output)
 }
@@ -184,9 +184,7 @@ async fn follow(
 
 /// Refuses input for a run that cannot receive it.
 async fn check_input(client: &Client, args: &args::Attach, name: &str) -> Result<()> {
-    let request = GetRunRequest { name: name.to_owned(), ..Default::default() };
-    let run =
-        client.runs().get_run(request).await?.into_inner().run.context("the server sent no run")?;
+    let run = client.call(GetRunRequest { name: name.to_owned(), ..Default::default() }).await?;
     let command = run.command.clone().unwrap_or_default();
     let id = &run.run_id;
     if run.state() == RunState::Ended {
@@ -210,14 +208,13 @@ async fn start_detached(client: &Client, args: &args::Run, output: Output) -> Re
     if stdin_has_data().context("cannot check stdin")? {
         let how =
             if options.interactive || options.tty { "with" } else { "start with -di, then use" };
-        output::write_message(&format!(
-            "codelia: warning: a detached run does not read stdin; {how} `codelia attach -i`, or redirect </dev/null"
+        output::write_note(&format!(
+            "warning: a detached run does not read stdin; {how} `codelia attach -i`, or redirect </dev/null"
         ));
     }
     let request = start_request(args, options.interactive || options.tty)?;
     let request = in_session(client, args, request).await?;
-    let started = client.runs().start_run(request).await?;
-    let run = started.into_inner().run.context("the server sent no run")?;
+    let run = client.call(request).await?;
     output.print(&run_record(&run)?, &run.run_id)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -256,9 +253,7 @@ async fn close_temporary_session(client: &Client, session: &str) {
     let request = CloseSessionRequest { name: session.to_owned() };
     if let Err(error) = client.sessions().close_session(request).await {
         let problem = error.message();
-        output::write_message(&format!(
-            "codelia: cannot close {session}, it will expire: {problem}"
-        ));
+        output::write_note(&format!("cannot close {session}, it will expire: {problem}"));
     }
 }
 
@@ -374,7 +369,7 @@ fn finish(followed: Result<Followed>, mut streams: Streams, output: Output) -> R
     let run = match followed {
         Ok(Followed::Finished(run)) => run,
         Ok(Followed::Detached(name)) => {
-            streams.write_message(&format!("codelia: detached, {}", still_running(&name, true)))?;
+            streams.write_note(&format!("detached, {}", still_running(&name, true)))?;
             return Ok(ExitCode::SUCCESS);
         }
         Err(error) if error.is::<Interrupted>() => {
@@ -384,13 +379,13 @@ fn finish(followed: Result<Followed>, mut streams: Streams, output: Output) -> R
     };
     let mut code = exit_status::exit_code(&run.outcome.clone().unwrap_or_default());
     if !streams.is_complete(&run) {
-        streams.write_message(&format!("codelia: {}", exit_status::incomplete_message(&run)))?;
+        streams.write_note(&exit_status::incomplete_message(&run))?;
         if code == 0 && streams.is_redirected() {
             code = exit_status::INCOMPLETE;
         }
     }
     if let Some(hint) = exit_status::network_hint(&run) {
-        streams.write_message(&format!("codelia: {hint}"))?;
+        streams.write_note(hint)?;
     }
     if let Some(message) = exit_status::message(&run) {
         let prefix = if exit_status::is_failure(code) { "error" } else { "codelia" };

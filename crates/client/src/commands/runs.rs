@@ -16,10 +16,10 @@ use serde_json::Value;
 
 use crate::{
     args,
-    client::{Client, pages},
+    client::{ALL_SESSIONS, Client},
     each::Each,
     exit_status, ids,
-    output::{Output, fitting_table, json_array, write_line, write_message},
+    output::{Output, fitting_table, json_array, write_line, write_note},
     resolve::{self, RunOrSession},
     units,
     words::Word,
@@ -78,7 +78,7 @@ async fn print_usage(client: &Client, runs: &[Run], output: Output) -> Result<()
     {
         if !row.live_usage_unavailable.is_empty() && !output.is_json() {
             let id = short(&run_of(row).run_id);
-            write_message(&format!("codelia: {id}: {}", row.live_usage_unavailable));
+            write_note(&format!("{id}: {}", row.live_usage_unavailable));
         }
     }
     Ok(())
@@ -156,7 +156,7 @@ async fn print_processes(
     });
     write_line(&fitting_table(&header, rows))?;
     for (run, why) in notes {
-        write_message(&format!("codelia: {run}: {why}"));
+        write_note(&format!("{run}: {why}"));
     }
     Ok(())
 }
@@ -164,12 +164,8 @@ async fn print_processes(
 /// Lists the runs of all tenants, or of one, that have not ended.
 async fn ps_of_tenants(client: &Client, args: &args::Ps, output: Output) -> Result<()> {
     let tenant = args.tenant.as_ref().map(|tenant| format!("tenants/{tenant}")).unwrap_or_default();
-    let runs = pages(args.limit, async |page_token| {
-        let request = ListTenantRunsRequest { tenant: tenant.clone(), page_size: 0, page_token };
-        let page = client.admin().list_tenant_runs(request).await?.into_inner();
-        Ok((page.tenant_runs, page.next_page_token))
-    })
-    .await?;
+    let request = ListTenantRunsRequest { tenant, ..Default::default() };
+    let runs = client.list(request, args.limit).await?;
     // With whole ids: `kill --tenant` does not search for the start of one.
     let header = ["TENANT", "RUN", "STATUS", "CREATED", "COMMAND"];
     output.print_list(&header, &runs, |TenantRun { tenant_id, run }| {
@@ -195,23 +191,22 @@ pub(crate) async fn kill(client: &Client, args: &args::Kill, output: Output) -> 
 
 /// Returns the record of what was killed, and its id.
 async fn kill_one(client: &Client, target: &str, args: &args::Kill) -> Result<(Value, String)> {
+    let grace = args.grace.map(duration_to_proto);
+    let reason = args.reason.clone();
     let run = match &args.tenant {
-        Some(tenant) => cancel_of_tenant(client, tenant, target, args).await?,
+        Some(tenant) => {
+            let name = format!("tenants/{tenant}/runs/{target}");
+            client.call(CancelTenantRunRequest { name, reason, grace }).await?
+        }
         None => match (resolve::run_or_session(client, target).await?, args.signal) {
             (RunOrSession::Run(name), Some(signal)) => {
-                let response = client.runs().signal_run(SignalRunRequest { name, signal }).await?;
-                response.into_inner().run
+                client.call(SignalRunRequest { name, signal }).await?
             }
             (RunOrSession::Run(name), None) => {
-                let grace = args.grace.map(duration_to_proto);
-                let request = CancelRunRequest { name, reason: args.reason.clone(), grace };
-                client.runs().cancel_run(request).await?.into_inner().run
+                client.call(CancelRunRequest { name, reason, grace }).await?
             }
-            (RunOrSession::Session(name), None)
-                if args.reason.is_empty() && args.grace.is_none() =>
-            {
-                let closed = client.sessions().close_session(CloseSessionRequest { name }).await?;
-                let session = closed.into_inner().session.context("the server sent no session")?;
+            (RunOrSession::Session(name), None) if reason.is_empty() && grace.is_none() => {
+                let session = client.call(CloseSessionRequest { name }).await?;
                 return Ok((to_json(&session)?, session.session_id));
             }
             (RunOrSession::Session(_), _) => {
@@ -221,26 +216,13 @@ async fn kill_one(client: &Client, target: &str, args: &args::Kill) -> Result<(V
             }
         },
     };
-    let run = run.context("the server sent no run")?;
     Ok((to_json(&run)?, run.run_id))
-}
-
-async fn cancel_of_tenant(
-    client: &Client,
-    tenant: &str,
-    run: &str,
-    args: &args::Kill,
-) -> Result<Option<Run>> {
-    let name = format!("tenants/{tenant}/runs/{run}");
-    let grace = args.grace.map(duration_to_proto);
-    let request = CancelTenantRunRequest { name, reason: args.reason.clone(), grace };
-    Ok(client.admin().cancel_tenant_run(request).await?.into_inner().run)
 }
 
 async fn list(client: &Client, args: &args::Ps, state: RunState) -> Result<Vec<Run>> {
     let parent = match &args.session {
         Some(session) => resolve::session(client, session).await?,
-        None => "sessions/-".to_owned(),
+        None => ALL_SESSIONS.to_owned(),
     };
     list_in(client, args, parent, state).await
 }
@@ -251,18 +233,13 @@ async fn list_in(
     parent: String,
     state: RunState,
 ) -> Result<Vec<Run>> {
-    let listed = pages(args.limit, async |page_token| {
-        let request = ListRunsRequest {
-            parent: parent.clone(),
-            page_token,
-            state: state.into(),
-            labels: args.labels.iter().cloned().collect(),
-            ..Default::default()
-        };
-        let page = client.runs().list_runs(request).await?.into_inner();
-        Ok((page.runs, page.next_page_token))
-    });
-    listed.await
+    let request = ListRunsRequest {
+        parent,
+        state: state.into(),
+        labels: args.labels.iter().cloned().collect(),
+        ..Default::default()
+    };
+    client.list(request, args.limit).await
 }
 
 /// The state of a run that has not ended, or its outcome.

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use codelia_proto::{
     duration_to_proto,
     json::to_json,
@@ -14,17 +14,7 @@ use codelia_proto::{
 };
 
 use super::{policy, run};
-use crate::{
-    args,
-    client::{Client, pages},
-    each::Each,
-    ids,
-    output::Output,
-    resolve, units,
-    words::Word,
-};
-
-const NO_SESSION: &str = "the server sent no session";
+use crate::{args, client::Client, each::Each, ids, output::Output, resolve, units, words::Word};
 
 /// Executes `codelia session`.
 pub(crate) async fn session(
@@ -38,21 +28,18 @@ pub(crate) async fn session(
             let state = if all { SessionState::Unspecified } else { SessionState::Open };
             let labels = labels.into_iter().collect();
             let request = ListSessionsRequest { state: state.into(), labels, ..Default::default() };
-            list(client, &request, limit, output).await?;
+            list(&client.list(request, limit).await?, output)?;
         }
         args::Session::Show { session } => show(client, &session, output).await?,
         args::Session::Extend { session, ttl } => {
             let name = resolve::session(client, &session).await?;
             let request = ExtendSessionRequest { name, ttl: Some(duration_to_proto(ttl)) };
-            let extended = client.sessions().extend_session(request).await?.into_inner();
-            output.print_message(&extended.session.context(NO_SESSION)?)?;
+            output.print_message(&client.call(request).await?)?;
         }
         args::Session::Update(args) => update(client, &args, output).await?,
         args::Session::Release { session, reason } => {
             let name = resolve::session(client, &session).await?;
-            let request = ReleaseSessionRequest { name, reason };
-            let released = client.sessions().release_session(request).await?.into_inner();
-            output.print_message(&released.session.context(NO_SESSION)?)?;
+            output.print_message(&client.call(ReleaseSessionRequest { name, reason }).await?)?;
         }
         args::Session::Close { sessions } => return close(client, &sessions, output).await,
     }
@@ -75,9 +62,8 @@ async fn create(client: &Client, args: &args::CreateSession, output: Output) -> 
         project: args.project.clone().unwrap_or_default(),
         profile: args.profile.clone().unwrap_or_default(),
     };
-    let created = client.sessions().create_session(request).await?.into_inner();
-    let session = created.session.context(NO_SESSION)?;
-    output.print(&to_json(&session)?, &session.session_id)
+    let session = client.call(request).await?;
+    output.print_message_as(&session, &session.session_id)
 }
 
 async fn update(client: &Client, args: &args::UpdateSession, output: Output) -> Result<()> {
@@ -100,8 +86,7 @@ async fn update(client: &Client, args: &args::UpdateSession, output: Output) -> 
         idle_ttl: change.idle_ttl.map(duration_to_proto),
         network: network(change),
     };
-    let updated = client.sessions().update_session(request).await?.into_inner();
-    output.print_message(&updated.session.context(NO_SESSION)?)
+    output.print_message(&client.call(request).await?)
 }
 
 /// The hosts that the session's runs may reach from now on, if they change.
@@ -113,21 +98,10 @@ fn network(change: &args::SessionChange) -> Option<NetworkPolicy> {
     Some(NetworkPolicy { allowed_hosts, ..NetworkPolicy::default() })
 }
 
-async fn list(
-    client: &Client,
-    filter: &ListSessionsRequest,
-    limit: usize,
-    output: Output,
-) -> Result<()> {
-    let sessions = pages(limit, async |page_token| {
-        let request = ListSessionsRequest { page_token, ..filter.clone() };
-        let page = client.sessions().list_sessions(request).await?.into_inner();
-        Ok((page.sessions, page.next_page_token))
-    })
-    .await?;
+fn list(sessions: &[Session], output: Output) -> Result<()> {
     let id = ids::short(sessions.iter().map(|session| session.session_id.as_str()));
     let header = ["SESSION", "ALIAS", "STATE", "MODE", "WORKER", "DISK", "CREATED", "ENDS"];
-    output.print_list(&header, &sessions, |session| {
+    output.print_list(&header, sessions, |session| {
         vec![
             id(&session.session_id),
             session.alias.clone(),
@@ -154,8 +128,7 @@ fn disk_used(disk: &SessionDisk) -> String {
 
 async fn show(client: &Client, session: &str, output: Output) -> Result<()> {
     let request = GetSessionRequest { name: resolve::session(client, session).await? };
-    let found = client.sessions().get_session(request).await?;
-    output.print_message(&found.into_inner().session.context(NO_SESSION)?)
+    output.print_message(&client.call(request).await?)
 }
 
 async fn close(client: &Client, sessions: &[String], output: Output) -> Result<ExitCode> {
@@ -169,5 +142,5 @@ async fn close(client: &Client, sessions: &[String], output: Output) -> Result<E
 
 async fn close_one(client: &Client, session: &str) -> Result<Session> {
     let request = CloseSessionRequest { name: resolve::session(client, session).await? };
-    client.sessions().close_session(request).await?.into_inner().session.context(NO_SESSION)
+    client.call(request).await
 }

@@ -12,43 +12,38 @@ use codelia_proto::v1::{
 
 use crate::{
     args::{self, ToolName},
-    client::{Client, pages},
+    client::Client,
     output::Output,
     policy_file, units,
 };
 
 /// Executes `codelia tools`.
 pub(crate) async fn tools(client: &Client, command: args::Tools, output: Output) -> Result<()> {
-    let mut tools = client.tools();
     let tool = match command {
         args::Tools::List { tenant } => return list(client, tenant, output).await,
         args::Tools::Rm(name) => {
-            tools.delete_tool(DeleteToolRequest { name: resource(&name) }).await?;
+            client.tools().delete_tool(DeleteToolRequest { name: resource(&name) }).await?;
             return output.print(&serde_json::json!({ "toolId": name.tool }), "");
         }
         args::Tools::Register { file, expect } => {
             let request =
                 RegisterToolRequest { expected_version: expect, ..register_request(&file)? };
-            tools.register_tool(request).await?.into_inner().tool
+            client.call(request).await?
         }
-        args::Tools::Show(name) => {
-            tools.get_tool(GetToolRequest { name: resource(&name) }).await?.into_inner().tool
-        }
+        args::Tools::Show(name) => client.call(GetToolRequest { name: resource(&name) }).await?,
         args::Tools::Approve { name, level, version, reason } => {
             let level = IsolationLevel::from(Some(level)).into();
-            let request = ApproveToolLevelRequest { name: resource(&name), version, level, reason };
-            tools.approve_tool_level(request).await?.into_inner().tool
+            let name = resource(&name);
+            client.call(ApproveToolLevelRequest { name, version, level, reason }).await?
         }
         args::Tools::Quarantine { name, reason } => {
-            let request = QuarantineToolRequest { name: resource(&name), reason };
-            tools.quarantine_tool(request).await?.into_inner().tool
+            client.call(QuarantineToolRequest { name: resource(&name), reason }).await?
         }
         args::Tools::Release { name, reason } => {
-            let request = ReleaseToolRequest { name: resource(&name), reason };
-            tools.release_tool(request).await?.into_inner().tool
+            client.call(ReleaseToolRequest { name: resource(&name), reason }).await?
         }
     };
-    output.print_message(&tool.context("the server sent no tool")?)
+    output.print_message(&tool)
 }
 
 fn resource(name: &ToolName) -> String {
@@ -79,12 +74,8 @@ fn register_request(file: &Path) -> Result<RegisterToolRequest> {
 
 async fn list(client: &Client, tenant: Option<String>, output: Output) -> Result<()> {
     let parent = format!("tenants/{}", tenant.as_deref().unwrap_or("-"));
-    let tools = pages(usize::MAX, async |page_token| {
-        let request = ListToolsRequest { parent: parent.clone(), page_size: 0, page_token };
-        let page = client.tools().list_tools(request).await?.into_inner();
-        Ok((page.tools, page.next_page_token))
-    })
-    .await?;
+    let request = ListToolsRequest { parent, ..Default::default() };
+    let tools = client.list(request, usize::MAX).await?;
     let header = ["TOOL", "VERSION", "LEVEL", "STATE", "COMMANDS", "OWNER", "CHANGED"];
     output.print_list(&header, &tools, |tool: &Tool| {
         let declaration = tool.declaration.clone().unwrap_or_default();

@@ -1,49 +1,39 @@
 //! `codelia trace`: what a run did that tried to leave its sandbox, from the audit.
 
+use std::ops::ControlFlow;
+
 use anyhow::{Context, Result, bail};
-use codelia_proto::{
-    json::to_json,
-    v1::{AuditEvent, GetRunRequest, ListEventsRequest},
-};
+use codelia_proto::v1::{AuditEvent, GetRunRequest, ListEventsRequest};
 use serde_json::Value;
 
 use crate::{args, client::Client, output::Output, resolve, units};
 
-/// Events of one page.
-const PAGE_SIZE: i32 = 100;
-
 pub(crate) async fn trace(client: &Client, args: &args::Trace, output: Output) -> Result<()> {
     let name = resolve::run(client, &args.run).await?;
-    let request = GetRunRequest { name, ..Default::default() };
-    let run =
-        client.runs().get_run(request).await?.into_inner().run.context("the server sent no run")?;
+    let run = client.call(GetRunRequest { name, ..Default::default() }).await?;
     let Some(event) = find(client, &run.session_id, &run.run_id).await? else {
         bail!(
             "run {} has no trace: it gave no sign of an attempt to leave its sandbox",
             run.run_id
         );
     };
-    output.print(&to_json(&event)?, &text(&event)?)
+    output.print_message_as(&event, &text(&event)?)
 }
 
 /// The event of a run, among those of its session.
 async fn find(client: &Client, session: &str, run: &str) -> Result<Option<AuditEvent>> {
-    let mut request = ListEventsRequest {
+    let request = ListEventsRequest {
         parent: format!("sessions/{session}"),
         kind: "ESCAPE_ATTEMPT".to_owned(),
-        page_size: PAGE_SIZE,
         ..Default::default()
     };
-    loop {
-        let page = client.audit().list_events(request.clone()).await?.into_inner();
-        if let Some(found) = page.events.into_iter().find(|event| event.run_id == run) {
-            return Ok(Some(found));
-        }
-        if page.next_page_token.is_empty() {
-            return Ok(None);
-        }
-        request.page_token = page.next_page_token;
-    }
+    let mut found = None;
+    let take = |page: Vec<AuditEvent>| {
+        found = page.into_iter().find(|event| event.run_id == run);
+        Ok(if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    };
+    client.each_page(request, take).await?;
+    Ok(found)
 }
 
 /// A section for each part of the trace. Parts that are empty or unknown are left out.

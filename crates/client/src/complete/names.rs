@@ -2,20 +2,22 @@
 
 use anyhow::Result;
 use codelia_proto::v1::{
-    ApprovalFilter, FileKind, ListApprovalsRequest, ListFilesRequest, ListFlagsRequest,
+    ApprovalFilter, File, FileKind, ListApprovalsRequest, ListFilesRequest, ListFlagsRequest,
     ListKeysRequest, ListProfilesRequest, ListRunsRequest, ListSessionsRequest, ListTenantsRequest,
-    ListToolsRequest, ListVolumesRequest, ListWorkersRequest, SessionState,
+    ListToolsRequest, ListVolumesRequest, ListWorkersRequest, Session, SessionState,
 };
 
 use crate::{
-    client::{Client, session_name},
+    client::{ALL_SESSIONS, Client, List, session_name},
     contexts::Contexts,
     ids,
     settings::Settings,
 };
 
 /// Names that are requested at most.
-const PAGE_SIZE: i32 = 200;
+const MAX_NAMES: usize = 200;
+/// The tenant of the caller.
+const OWN_TENANT: &str = "tenants/-";
 
 /// Where the names of an argument are.
 #[derive(Debug, Clone, Copy)]
@@ -57,74 +59,61 @@ pub(super) async fn find(
             }
         },
         Source::Approvals => {
-            let (parent, filter) = ("sessions/-".to_owned(), ApprovalFilter::All.into());
-            let request =
-                ListApprovalsRequest { parent, filter, page_size: PAGE_SIZE, ..Default::default() };
-            let approvals =
-                client.approvals().list_approvals(request).await?.into_inner().approvals;
-            Ok(approvals.into_iter().map(|approval| approval.approval_id).collect())
+            let request = ListApprovalsRequest {
+                parent: ALL_SESSIONS.to_owned(),
+                filter: ApprovalFilter::All.into(),
+                ..Default::default()
+            };
+            list(&client, request, |approval| approval.approval_id).await
         }
         Source::Tenants => {
-            let request = ListTenantsRequest { page_size: PAGE_SIZE, ..Default::default() };
-            let tenants = client.admin().list_tenants(request).await?.into_inner().tenants;
-            Ok(tenants.into_iter().map(|tenant| tenant.tenant_id).collect())
+            list(&client, ListTenantsRequest::default(), |tenant| tenant.tenant_id).await
         }
         Source::Keys => {
-            let parent = "tenants/-".to_owned();
-            let request = ListKeysRequest { parent, page_size: PAGE_SIZE, ..Default::default() };
-            let keys = client.admin().list_keys(request).await?.into_inner().keys;
-            Ok(keys.iter().map(|key| ids::last_segment(&key.name).to_owned()).collect())
+            let request = ListKeysRequest { parent: OWN_TENANT.to_owned(), ..Default::default() };
+            list(&client, request, |key| ids::last_segment(&key.name).to_owned()).await
         }
         Source::Workers => {
-            let request = ListWorkersRequest { page_size: PAGE_SIZE, ..Default::default() };
-            let workers = client.admin().list_workers(request).await?.into_inner().workers;
-            Ok(workers.into_iter().map(|worker| worker.worker_id).collect())
+            list(&client, ListWorkersRequest::default(), |worker| worker.worker_id).await
         }
-        Source::Flags => {
-            let request = ListFlagsRequest { page_size: PAGE_SIZE, ..Default::default() };
-            let flags = client.flags().list_flags(request).await?.into_inner().flags;
-            Ok(flags.into_iter().map(|flag| flag.flag_id).collect())
-        }
+        Source::Flags => list(&client, ListFlagsRequest::default(), |flag| flag.flag_id).await,
         Source::Tools => {
-            let parent = "tenants/-".to_owned();
-            let request = ListToolsRequest { parent, page_size: PAGE_SIZE, ..Default::default() };
-            let tools = client.tools().list_tools(request).await?.into_inner().tools;
-            Ok(tools.into_iter().map(|tool| tool.tool_id).collect())
+            let request = ListToolsRequest { parent: OWN_TENANT.to_owned(), ..Default::default() };
+            list(&client, request, |tool| tool.tool_id).await
         }
         Source::Profiles => {
-            let profiles = client
-                .policies()
-                .list_profiles(ListProfilesRequest {})
-                .await?
-                .into_inner()
-                .profiles;
+            let listed = client.policies().list_profiles(ListProfilesRequest {}).await?;
+            let profiles = listed.into_inner().profiles;
             Ok(profiles.into_iter().map(|profile| profile.name).collect())
         }
         Source::Volumes => {
-            let request = ListVolumesRequest { page_size: PAGE_SIZE, ..Default::default() };
-            let volumes = client.volumes().list_volumes(request).await?.into_inner().volumes;
-            Ok(volumes.into_iter().map(|volume| volume.volume_id).collect())
+            list(&client, ListVolumesRequest::default(), |volume| volume.volume_id).await
         }
         Source::Contexts => Ok(Vec::new()),
     }
 }
 
+/// The names in a list.
+async fn list<R: List>(
+    client: &Client,
+    request: R,
+    name: impl Fn(R::Item) -> String,
+) -> Result<Vec<String>> {
+    Ok(client.list(request, MAX_NAMES).await?.into_iter().map(name).collect())
+}
+
 async fn runs(client: &Client) -> Result<Vec<String>> {
-    let parent = "sessions/-".to_owned();
-    let request = ListRunsRequest { parent, page_size: PAGE_SIZE, ..Default::default() };
-    let runs = client.runs().list_runs(request).await?.into_inner().runs;
-    Ok(runs.into_iter().map(|run| run.run_id).collect())
+    let request = ListRunsRequest { parent: ALL_SESSIONS.to_owned(), ..Default::default() };
+    list(client, request, |run| run.run_id).await
 }
 
 /// Open sessions by alias, or by id without one.
 async fn sessions(client: &Client) -> Result<Vec<String>> {
-    let state = SessionState::Open.into();
-    let request = ListSessionsRequest { page_size: PAGE_SIZE, state, ..Default::default() };
-    let sessions = client.sessions().list_sessions(request).await?.into_inner().sessions;
-    let name = |session: codelia_proto::v1::Session| {
+    let request = ListSessionsRequest { state: SessionState::Open.into(), ..Default::default() };
+    let name = |session: Session| {
         if session.alias.is_empty() { session.session_id } else { session.alias }
     };
-    Ok(sessions.into_iter().map(name).collect())
+    list(client, request, name).await
 }
 
 /// Files in the directory that `path` is in.
@@ -134,13 +123,11 @@ async fn files(client: &Client, session: &str, path: &str) -> Result<Vec<String>
     let request = ListFilesRequest {
         parent: session_name(session),
         path: directory.to_owned(),
-        page_size: PAGE_SIZE,
         ..Default::default()
     };
-    let files = client.files().list_files(request).await?.into_inner().files;
-    let candidate = |file: &codelia_proto::v1::File| {
+    let candidate = |file: File| {
         let end = if file.kind() == FileKind::Directory { "/" } else { "" };
         format!("{session}:{prefix}{}{end}", ids::last_segment(&file.path))
     };
-    Ok(files.iter().map(candidate).collect())
+    list(client, request, candidate).await
 }

@@ -2,18 +2,15 @@
 
 mod watch;
 
-use anyhow::{Context, Result};
-use codelia_proto::{
-    json::to_json,
-    v1::{
-        Approval, ApprovalDecision, ApprovalFilter, ApprovalReach, ApprovalScope, ApprovalState,
-        DecideApprovalRequest, ListApprovalsRequest, RevokeApprovalRequest,
-    },
+use anyhow::Result;
+use codelia_proto::v1::{
+    Approval, ApprovalDecision, ApprovalFilter, ApprovalReach, ApprovalScope, ApprovalState,
+    DecideApprovalRequest, ListApprovalsRequest, RevokeApprovalRequest,
 };
 
 use crate::{
     args::{self, ApprovalsCommand, ListApprovals},
-    client::{Client, pages},
+    client::{ALL_SESSIONS, Client},
     ids,
     output::Output,
     resolve, units,
@@ -22,8 +19,6 @@ use crate::{
 
 #[cfg(unix)]
 pub(crate) use watch::{RETRY_DELAY, is_transient};
-
-const NO_APPROVAL: &str = "the server sent no approval";
 
 /// Executes `codelia approvals`.
 pub(crate) async fn approvals(
@@ -48,19 +43,17 @@ pub(crate) async fn approvals(
         }
         Some(ApprovalsCommand::Revoke { approval, reason }) => {
             let name = resolve::approval(client, &approval).await?;
-            let request = RevokeApprovalRequest { name, reason };
-            let revoked = client.approvals().revoke_approval(request).await?;
-            revoked.into_inner().approval.context(NO_APPROVAL)?
+            client.call(RevokeApprovalRequest { name, reason }).await?
         }
     };
-    output.print(&to_json(&decided)?, &decision(&decided))
+    output.print_message_as(&decided, &decision(&decided))
 }
 
 /// The sessions to list approvals of.
 pub(crate) async fn parent(client: &Client, session: Option<&str>) -> Result<String> {
     match session {
         Some(session) => resolve::session(client, session).await,
-        None => Ok("sessions/-".to_owned()),
+        None => Ok(ALL_SESSIONS.to_owned()),
     }
 }
 
@@ -71,13 +64,9 @@ async fn list(client: &Client, args: &ListApprovals, output: Output) -> Result<(
         (false, true) => ApprovalFilter::Granted,
         (false, false) => ApprovalFilter::Pending,
     };
-    let approvals = pages(args.limit, async |page_token| {
-        let (parent, filter) = (parent.clone(), filter.into());
-        let request = ListApprovalsRequest { parent, filter, page_token, ..Default::default() };
-        let page = client.approvals().list_approvals(request).await?.into_inner();
-        Ok((page.approvals, page.next_page_token))
-    })
-    .await?;
+    let filter = filter.into();
+    let request = ListApprovalsRequest { parent, filter, ..Default::default() };
+    let approvals = client.list(request, args.limit).await?;
     let id = ids::short(approvals.iter().map(|approval| approval.approval_id.as_str()));
     let run = ids::short(approvals.iter().map(|approval| approval.run_id.as_str()));
     let header = ["APPROVAL", "STATE", "RUN", "EXPIRES", "WHAT", "MESSAGE"];
@@ -112,7 +101,7 @@ pub(crate) async fn decide(
         reason,
         reach: reach.into(),
     };
-    client.approvals().decide_approval(request).await?.into_inner().approval.context(NO_APPROVAL)
+    client.call(request).await
 }
 
 /// Unspecified means the file, and is all that other kinds accept.

@@ -8,12 +8,9 @@ use std::{
 };
 
 use anyhow::Result;
-use codelia_proto::{
-    json::to_json,
-    v1::{
-        Approval, ApprovalReach, ApprovalScope, ApprovalState, WatchApprovalsRequest,
-        WatchApprovalsResponse,
-    },
+use codelia_proto::v1::{
+    Approval, ApprovalReach, ApprovalScope, ApprovalState, WatchApprovalsRequest,
+    WatchApprovalsResponse,
 };
 use codelia_telemetry::task;
 use tokio::{
@@ -59,7 +56,7 @@ pub(super) async fn watch(client: &Client, parent: &str, output: Output) -> Resu
             return Err(status.into());
         }
         if std::mem::replace(&mut is_connected, false) {
-            output::write_message("codelia: connection lost, connecting again");
+            output::write_note("connection lost, connecting again");
         }
         tokio::time::sleep(RETRY_DELAY).await;
     }
@@ -125,7 +122,7 @@ impl<'a> View<'a> {
         let is_pending = approval.state() == ApprovalState::Pending;
         let is_new = self.printed.insert(approval.approval_id.clone(), now) != Some(now);
         if is_new {
-            self.output.print(&to_json(&approval)?, &line(&approval))?;
+            self.output.print_message_as(&approval, &line(&approval))?;
         }
         if self.printed.len() > MAX_PRINTED {
             self.printed.retain(|_, (state, _)| *state == ApprovalState::Pending);

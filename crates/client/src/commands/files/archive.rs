@@ -3,13 +3,10 @@
 use std::{io::IsTerminal, path::Path, pin::pin, process::ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
-use codelia_proto::{
-    json::to_json,
-    v1::{
-        ArchiveFormat, ExportFilesRequest, ExportFilesResponse, ExportSummary, ImportFilesFinish,
-        ImportFilesOpen, ImportFilesRequest, ImportFilesResponse, SkipReason,
-        export_files_response, import_files_request::Kind,
-    },
+use codelia_proto::v1::{
+    ArchiveFormat, ExportFilesRequest, ExportFilesResponse, ExportSummary, ImportFilesFinish,
+    ImportFilesOpen, ImportFilesRequest, ImportFilesResponse, SkipReason, export_files_response,
+    import_files_request::Kind,
 };
 use indicatif::ProgressBar;
 use tokio::{io::AsyncReadExt, sync::mpsc};
@@ -74,8 +71,8 @@ pub(crate) async fn export(
     bar.finish_and_clear();
     let summary = summary.about_file(session, path)?;
     report_skipped(&summary);
-    if output.is_json() && !is_stdout {
-        output.print(&to_json(&summary)?, "")?;
+    if !is_stdout {
+        output.print_json(&summary)?;
     }
     Ok(if is_complete(&summary) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -111,15 +108,11 @@ fn describe(reason: SkipReason) -> &'static str {
 
 fn report_skipped(summary: &ExportSummary) {
     for file in &summary.skipped {
-        output::write_message(&format!(
-            "codelia: skipped {}: {}",
-            file.path,
-            describe(file.reason())
-        ));
+        output::write_note(&format!("skipped {}: {}", file.path, describe(file.reason())));
     }
     let more = summary.skipped_count - i64::try_from(summary.skipped.len()).unwrap_or(i64::MAX);
     if more > 0 {
-        output::write_message(&format!("codelia: skipped {more} more files"));
+        output::write_note(&format!("skipped {more} more files"));
     }
 }
 
@@ -143,11 +136,7 @@ pub(crate) async fn import(client: &Client, args: &args::Import, output: Output)
     let bar = progress::bar(source.size);
     let imported = send(client, open, source.bytes, &bar).await;
     bar.finish_and_clear();
-    let imported = imported.about_file(session, path)?;
-    if output.is_json() {
-        output.print(&to_json(&imported)?, "")?;
-    }
-    Ok(())
+    output.print_json(&imported.about_file(session, path)?)
 }
 
 async fn send(

@@ -9,7 +9,7 @@ use codelia_proto::{
 };
 use serde_json::{Value, json};
 
-use super::{NO_FILE, has_reason, is_directory, join};
+use super::{has_reason, is_directory, join};
 use crate::{
     args::{self, SessionPath},
     client::Client,
@@ -53,9 +53,7 @@ pub(crate) async fn mkdir(client: &Client, args: &args::Mkdir, output: Output) -
 async fn make(client: &Client, path: &SessionPath, parents: bool) -> Result<Value> {
     let parent = resolve::session(client, &path.session).await?;
     let request = MakeDirectoryRequest { parent, path: path.path.clone(), parents };
-    let created =
-        client.files().make_directory(request).await.about_file(&path.session, &path.path)?;
-    Ok(to_json(&created.into_inner().file.context(NO_FILE)?)?)
+    Ok(to_json(&client.call(request).await.about_file(&path.session, &path.path)?)?)
 }
 
 /// Moves or renames a file or directory.
@@ -78,6 +76,5 @@ pub(crate) async fn mv(client: &Client, args: &args::Mv, output: Output) -> Resu
         destination_path,
         overwrite: args.force,
     };
-    let moved = client.files().move_file(request).await?.into_inner().file.context(NO_FILE)?;
-    if output.is_json() { output.print(&to_json(&moved)?, "") } else { Ok(()) }
+    output.print_json(&client.call(request).await?)
 }

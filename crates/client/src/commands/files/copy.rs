@@ -221,8 +221,7 @@ impl Copy<'_> {
             path: path.to_owned(),
             parents: true,
         };
-        let made = self.client.files().make_directory(request).await.about_file(session, path)?;
-        made.into_inner().file.context(super::NO_FILE)
+        self.client.call(request).await.about_file(session, path)
     }
 
     async fn download_all(&mut self, to: Option<&Path>) -> Result<()> {
@@ -328,9 +327,7 @@ impl Copy<'_> {
     }
 
     fn skip(&self, name: &str) {
-        self.bar.suspend(|| {
-            output::write_message(&format!("codelia: skipped {name}: a link or special file"))
-        });
+        self.bar.suspend(|| output::write_note(&format!("skipped {name}: a link or special file")));
     }
 
     /// Reports a copied file. `None` stands for a directory, whose files are reported by

@@ -35,8 +35,7 @@ pub(crate) async fn ls(client: &Client, args: &args::Ls, output: Output) -> Resu
     let mut entries = match listed {
         Err(error) if is_not_a_directory(&error) => {
             let request = StatFileRequest { parent, path: path.to_owned(), no_follow: false };
-            let found = client.files().stat_file(request).await.about_file(session, path)?;
-            found.into_inner().file.into_iter().map(Entry::alone).collect()
+            vec![Entry::alone(client.call(request).await.about_file(session, path)?)]
         }
         listed => listed.about_file(session, path)?,
     };

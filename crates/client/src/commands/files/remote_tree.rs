@@ -7,9 +7,6 @@ use codelia_proto::v1::{File, FileKind, ListFilesRequest};
 use super::{MAX_DEPTH, MAX_ENTRIES, join};
 use crate::client::Client;
 
-/// Files requested per page.
-const PAGE_SIZE: i32 = 1000;
-
 /// A file in a listed directory.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Entry {
@@ -48,30 +45,18 @@ pub(super) async fn list_levels(
     limit: usize,
     depth: i32,
 ) -> Result<Vec<Entry>> {
-    let (mut entries, mut page_token, mut top) = (Vec::new(), String::new(), None);
-    loop {
-        let request = ListFilesRequest {
-            parent: parent.to_owned(),
-            path: path.to_owned(),
-            page_size: PAGE_SIZE,
-            page_token,
-            depth,
-        };
-        let page = client.files().list_files(request).await?.into_inner();
-        let is_last = page.next_page_token.is_empty() || page.files.is_empty();
-        for file in page.files {
-            // The first file is in the listed directory itself, whose path may have links.
-            let top = top.get_or_insert_with(|| {
-                file.path.rsplit_once('/').map_or("", |(top, _)| top).to_owned()
-            });
-            entries.push(Entry { path: names_below(top, &file.path), file });
-        }
-        if is_last || entries.len() >= limit {
-            entries.truncate(limit);
-            return Ok(entries);
-        }
-        page_token = page.next_page_token;
-    }
+    let request = ListFilesRequest {
+        parent: parent.to_owned(),
+        path: path.to_owned(),
+        depth,
+        ..Default::default()
+    };
+    let files = client.list(request, limit).await?;
+    // The first file is in the listed directory itself, whose path may have links.
+    let first = files.first().map(|file| file.path.clone()).unwrap_or_default();
+    let top = first.rsplit_once('/').map_or("", |(top, _)| top);
+    let entry = |file: File| Entry { path: names_below(top, &file.path), file };
+    Ok(files.into_iter().map(entry).collect())
 }
 
 /// The names from a directory to a file; the last name alone if the file is not below it.

@@ -51,7 +51,7 @@ pub(super) async fn download(
 ) -> Result<File> {
     let (parent, path) = (request.parent.clone(), request.path.clone());
     let stat = StatFileRequest { parent, path, ..StatFileRequest::default() };
-    let found = client.files().stat_file(stat).await?.into_inner().file.context(NO_FILE)?;
+    let found = client.call(stat).await?;
     if found.kind() != FileKind::Regular {
         // The server says what is wrong with it.
         return download::download(client, request, Target::File(target), limit, bar).await;

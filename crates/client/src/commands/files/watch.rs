@@ -1,10 +1,7 @@
 //! `codelia watch`.
 
 use anyhow::Result;
-use codelia_proto::{
-    json::to_json,
-    v1::{FileEvent, FileEventKind, WatchFilesRequest},
-};
+use codelia_proto::v1::{FileEvent, FileEventKind, WatchFilesRequest};
 
 use crate::{args, client::Client, error_report::AboutFile, output::Output, resolve, words::Word};
 
@@ -17,7 +14,7 @@ pub(crate) async fn watch(client: &Client, args: &args::Watch, output: Output) -
         client.files().watch_files(request).await.about_file(session, path)?.into_inner();
     while let Some(message) = messages.message().await.about_file(session, path)? {
         for event in &message.events {
-            output.print(&to_json(event)?, &line(event))?;
+            output.print_message_as(event, &line(event))?;
         }
     }
     Ok(())

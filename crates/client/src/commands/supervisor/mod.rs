@@ -54,7 +54,7 @@ pub(crate) async fn supervisor(client: &Client, args: &args::Supervisor) -> Resu
         pending: Mutex::default(),
         events: broadcast::Sender::new(MAX_WAITING),
     });
-    output::write_message(&format!("codelia: listening on {}", args.socket.display()));
+    output::write_note(&format!("listening on {}", args.socket.display()));
     tokio::select! {
         result = supervisor.follow(&parent) => result,
         result = accept(&supervisor, &socket) => result,
