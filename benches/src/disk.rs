@@ -1,5 +1,5 @@
 //! Cost of disk limits: a new session with its first run, and a run in it, with each mechanism that
-//! works here, in turns.
+//! works here, in rounds.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use codelia_tests::{Client, Cluster, ClusterOptions, Database, Process};
 use codelia_types::DiskMechanism;
 use serde_json::Value;
 
-use crate::{ROUNDS, TURN, measure::Measured, report::Report};
+use crate::{ROUND_TIME, ROUNDS, measure::Measured, report::Report};
 
 /// An installation that uses one mechanism.
 struct Installation {
@@ -44,7 +44,7 @@ impl Installation {
 
     /// From the creation of a session to the end of its first run. Closing it does not count.
     async fn new_session(&self) -> Result<Measured> {
-        Measured::of(1, TURN, async |_| {
+        Measured::repeat(1, ROUND_TIME, async |_| {
             let begin = Instant::now();
             let session = self.client.session().await?.name;
             self.client.exec(&session, "true").await?;
@@ -56,7 +56,7 @@ impl Installation {
     }
 
     async fn run(&self) -> Result<Measured> {
-        Measured::of(1, TURN, async |_| {
+        Measured::repeat(1, ROUND_TIME, async |_| {
             let begin = Instant::now();
             self.client.exec(&self.session, "true").await?;
             Ok(begin.elapsed())
@@ -65,7 +65,7 @@ impl Installation {
     }
 }
 
-/// What the configured mechanism lacks here.
+/// The reason why the configured mechanism does not work here.
 async fn missing(cluster: &Cluster) -> Result<Option<String>> {
     let mut doctor = cluster.command("doctor", "doctor")?;
     doctor.arg("--json");
@@ -76,7 +76,7 @@ async fn missing(cluster: &Cluster) -> Result<Option<String>> {
     Ok((check["good"] != true).then(|| check["found"].as_str().unwrap_or_default().to_owned()))
 }
 
-/// Measures all mechanisms in turns.
+/// Measures all mechanisms in rounds.
 pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
     let mut report = Report::default();
     let mut all = Vec::new();

@@ -27,7 +27,7 @@ use crate::report::Report;
 pub(crate) const MEBIBYTES: u64 = 1024;
 const FILE_MEBIBYTES: u64 = 64;
 const ROUNDS: usize = 3;
-/// What a process may grow by while any amount is copied.
+/// Bytes that a process may grow by while any amount is copied.
 const MAX_GROWTH: u64 = 32 << 20;
 const CHUNK: usize = 256 * 1024;
 const RAW: &str = "tar | socket | cat";
@@ -41,7 +41,7 @@ struct Times {
     raw_down: Vec<Duration>,
 }
 
-/// Copies in turns, and compares the medians.
+/// Copies in rounds, and compares the medians.
 pub(crate) async fn measure(server: &LocalPostgres, mebibytes: u64) -> Result<Report> {
     let cluster = Cluster::start_on(Database::on(server).await?, ClusterOptions::default()).await?;
     let client = cluster.tenant("load").await?;
@@ -101,7 +101,8 @@ fn note(
         times.sort();
         megabytes(mebibytes) / times[times.len() / 2].as_secs_f64()
     };
-    let (through, raw) = (rate(through), rate(raw));
+    let through = rate(through);
+    let raw = rate(raw);
     report.note(&format!(
         "{way}: {through:.0} MB/s, {RAW}: {raw:.0} MB/s ({:.0} %)",
         100.0 * through / raw
@@ -110,7 +111,8 @@ fn note(
 
 /// Files that do not compress, and an empty directory for the first transfer.
 fn make_files(scratch: &Scratch, mebibytes: u64) -> Result<std::path::PathBuf> {
-    let (files, warm) = (scratch.join("files"), scratch.join("warm"));
+    let files = scratch.join("files");
+    let warm = scratch.join("warm");
     fs::create_dir(&files)?;
     fs::create_dir(&warm)?;
     fs::write(warm.join("file"), vec![7; 1 << 20])?;
@@ -131,7 +133,7 @@ fn tar(files: &Path, output: impl Into<Stdio>) -> Result<Child> {
     command.spawn().context("tar")
 }
 
-/// The same bytes without the service.
+/// The rate of the same bytes without the service.
 fn raw_copy(files: &Path, to: &Path) -> Result<Duration> {
     let begun = Instant::now();
     let (sender, receiver) = UnixStream::pair()?;

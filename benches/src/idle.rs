@@ -60,9 +60,9 @@ pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
     let begun = Instant::now();
     let sessions = create_sessions(&client, mode).await?;
     report.note(&format!("{SESSIONS} sessions created in {:.1?}", begun.elapsed()));
-    let held: i64 =
+    let in_worker: i64 =
         cluster.store.worker_list(None, 10).await?.iter().map(|worker| worker.sessions).sum();
-    ensure!(held > i64::try_from(SESSIONS)?, "the worker holds only {held} sessions");
+    ensure!(in_worker > i64::try_from(SESSIONS)?, "the worker holds only {in_worker} sessions");
     let each = resident(&cluster)?.saturating_sub(memory_before) / SESSIONS as u64;
     report.check(
         each <= MAX_BYTES,
@@ -103,11 +103,11 @@ async fn note_idle(report: &mut Report, cluster: &Cluster, when: &str) -> Result
     fill::settle(&cluster.database).await?;
     tokio::time::sleep(SETTLE_DELAY).await;
     let counted = CountStart::now(&cluster.database).await?;
-    let before = ProcessorTime::of(cluster).await?;
+    let before = ProcessorTime::read(cluster).await?;
     let stolen_before = Stolen::read()?;
     tokio::time::sleep(COUNT_WINDOW).await;
     let stolen = Stolen::read()?.share_since(&stolen_before);
-    let used = ProcessorTime::of(cluster).await?.since(&before);
+    let used = ProcessorTime::read(cluster).await?.since(&before);
     report.note(&format!("the database, in a second with {when}:"));
     for line in counted.end(&cluster.database).await?.lines(COUNT_WINDOW.as_secs_f64()) {
         report.note(&line);

@@ -13,7 +13,7 @@ use codelia_types::Mode;
 use futures::future::try_join_all;
 
 use crate::{
-    ROUNDS, TURN,
+    ROUND_TIME, ROUNDS,
     bare::exec::{Loop, bwrap_burst},
     measure::Measured,
     modes,
@@ -46,7 +46,7 @@ struct Subject {
     prepared: u64,
 }
 
-/// Measures all rows in turns. The first round is warm-up.
+/// Measures all rows in rounds. The first round is warm-up.
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Report> {
     let shape = ClusterOptions { slots: 8 * cores, ..ClusterOptions::default() };
     let up = ClusterOptions { apis: 0, workers: 0, ..shape.clone() };
@@ -61,14 +61,14 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
     let fastest = subjects.last().context("no mode was measured")?.mode;
     let in_up = Runs::prepare_in(&up, fastest, "up", 4 * cores).await?;
     for round in 0..=ROUNDS {
-        let raw = Loop::of_bwrap(cores).measure(TURN).await?;
+        let raw = Loop::of_bwrap(cores).measure(ROUND_TIME).await?;
         if round > 0 {
             report.add(RAW, raw);
         }
         for subject in &mut subjects {
             subject.turn((round > 0).then_some(&mut report)).await?;
         }
-        let in_up = in_up.outcome(TURN).await?;
+        let in_up = in_up.outcome(ROUND_TIME).await?;
         if round > 0 {
             report.add(ONE_PROCESS, in_up);
         }
@@ -88,7 +88,7 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
     let (fastest, others) = subjects.split_last().context("no mode was measured")?;
     let other_rows = others.iter().map(|subject| (subject.mode.as_str(), subject.together_row()));
     for (name, row) in other_rows.chain([("`codelia up`", ONE_PROCESS.to_owned())]) {
-        let share = report.of(&row)?.rate() / report.of(RAW)?.rate();
+        let share = report.find(&row)?.rate() / report.find(RAW)?.rate();
         report.note(&format!("{name}: {:.0} % of the raw bwrap loop", share * 100.0));
     }
     fastest.check(&mut report)?;
@@ -110,9 +110,9 @@ impl Subject {
 
     /// One turn of each row, added to a report unless it is warm-up.
     async fn turn(&mut self, report: Option<&mut Report>) -> Result<()> {
-        let (first_byte, prepared) = self.steady.steady(TURN, PAUSE).await?;
-        let together = self.together.outcome(TURN).await?;
-        let new_session = Measured::of(1, TURN, async |_| {
+        let (first_byte, prepared) = self.steady.steady(ROUND_TIME, PAUSE).await?;
+        let together = self.together.outcome(ROUND_TIME).await?;
+        let new_session = Measured::repeat(1, ROUND_TIME, async |_| {
             tokio::time::sleep(PAUSE).await;
             Runs::first_byte_then_close(&self.client, self.mode).await
         });
@@ -143,8 +143,9 @@ impl Subject {
     }
 
     fn check(&self, report: &mut Report) -> Result<()> {
-        let (mode, millis) = (self.mode.as_str(), Duration::from_millis);
-        let share = report.of(&self.together_row())?.rate() / report.of(RAW)?.rate();
+        let mode = self.mode.as_str();
+        let millis = Duration::from_millis;
+        let share = report.find(&self.together_row())?.rate() / report.find(RAW)?.rate();
         report.check_ratio(
             &format!("{mode}: runs of `true` relative to the raw bwrap loop"),
             share,
@@ -154,7 +155,7 @@ impl Subject {
         report.check_percentile(&self.steady_row(), 95.0, millis(5))?;
         report.check_percentile(&self.new_session_row(), 95.0, millis(15))?;
         report.check_percentile(&self.burst_row(), 95.0, millis(300))?;
-        let p95 = |name: &str| anyhow::Ok(report.of(name)?.percentile(95.0).as_secs_f64());
+        let p95 = |name: &str| anyhow::Ok(report.find(name)?.percentile(95.0).as_secs_f64());
         let factor = p95(&self.burst_row())? / p95(RAW_BURST)?;
         report.check_factor(&format!("{mode}: p95 of a burst relative to raw bwraps"), factor, 1.0);
         let hits = ratio(self.prepared, self.runs);

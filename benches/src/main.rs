@@ -35,10 +35,10 @@ use report::Report;
 
 /// Number of turns of each measurement.
 const ROUNDS: usize = 4;
-/// Length of one turn.
-const TURN: Duration = Duration::from_secs(2);
+/// Length of one round.
+const ROUND_TIME: Duration = Duration::from_secs(2);
 
-/// What is measured if no part is named, in about ten minutes.
+/// The parts that are measured if none is named, in about ten minutes.
 const PARTS: [&str; 6] = ["spine", "isolated", "neighbours", "peers", "capacity", "scaling"];
 /// Parts that must be named. Some take hours at full size.
 const NAMED_PARTS: [&str; 12] = [
@@ -78,7 +78,7 @@ async fn main() -> Result<()> {
     {
         bail!("unknown part {unknown:?}, expected some of {PARTS:?} or {NAMED_PARTS:?}");
     }
-    // The same server settings as `codelia up`: durability stays on.
+    // Server settings as those of `codelia up`: durability stays on.
     let scratch = Scratch::new()?;
     let server = LocalPostgres::start(&scratch.join("postgres")).await?;
     let mut bench =
@@ -95,7 +95,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// What all parts use and add to.
+/// State that all parts use and add to.
 struct Bench {
     cores: usize,
     server: LocalPostgres,
@@ -106,7 +106,8 @@ struct Bench {
 impl Bench {
     /// Measures a part. `None` if it has printed its own table.
     async fn measure(&mut self, part: &str, scratch: &Scratch) -> Result<Option<Report>> {
-        let (server, cores) = (&self.server, self.cores);
+        let server = &self.server;
+        let cores = self.cores;
         Ok(Some(match part {
             "spine" => spine::measure(server, cores).await?,
             "isolated" => isolated::measure(server, cores).await?,

@@ -21,7 +21,7 @@ pub(crate) struct Measured {
 
 impl Measured {
     /// Repeats `work` in each lane for `time`. The latency that `work` returns counts.
-    pub(crate) async fn of<F>(
+    pub(crate) async fn repeat<F>(
         lanes: usize,
         time: Duration,
         work: impl Fn(usize) -> F,
@@ -60,7 +60,7 @@ impl Measured {
         Ok(Self { latencies, took: begin.elapsed() })
     }
 
-    /// What another process measured in `took`.
+    /// Latencies that another process measured in `took`.
     pub(crate) fn from_latencies(
         all: impl IntoIterator<Item = Duration>,
         took: Duration,

@@ -6,12 +6,12 @@ use codelia_types::Mode;
 
 use crate::report::Report;
 
-/// Those that isolate, the fastest last.
+/// Modes that isolate, the fastest last.
 pub(crate) const ISOLATING: [Mode; 2] = [Mode::Bwrap, Mode::Native];
-/// Those and the one that does not isolate.
+/// All modes: those that isolate and the one that does not.
 pub(crate) const ALL: [Mode; 3] = [Mode::Logical, Mode::Bwrap, Mode::Native];
 
-/// Those of these modes that the workers of the cluster serve. Says which are left out.
+/// Returns those of these modes that the workers of the cluster serve. Says which are left out.
 pub(crate) async fn served(
     cluster: &Cluster,
     wanted: &[Mode],

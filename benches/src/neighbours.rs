@@ -6,7 +6,7 @@ use codelia_store::LocalPostgres;
 use codelia_tests::{Cluster, ClusterOptions, Database};
 use futures::future::{Either, join_all, select};
 
-use crate::{TURN, measure::Measured, modes, noise, report::Report, runs::Runs};
+use crate::{ROUND_TIME, measure::Measured, modes, noise, report::Report, runs::Runs};
 
 const ALONE: &str = "first byte, alone";
 const NEXT_TO_ALL: &str = "… next to all of these";
@@ -16,7 +16,7 @@ const ROUNDS: usize = 2;
 /// How many times longer the p95 may be next to any one hog, with normal CPU priority.
 const MAX_FACTOR: f64 = 1.5;
 
-/// Measures all rows in turns. The first round is warm-up.
+/// Measures all rows in rounds. The first round is warm-up.
 pub(crate) async fn measure(
     server: &LocalPostgres,
     cores: usize,
@@ -33,13 +33,14 @@ pub(crate) async fn measure(
     let noisy = Runs::prepare_in(&cluster, mode, "noisy", noise::HOGS.len()).await?;
 
     for round in 0..=ROUNDS {
-        let mut turn = vec![(ALONE, quiet.first_byte(TURN).await?)];
+        let mut measured_rows = vec![(ALONE, quiet.first_byte(ROUND_TIME).await?)];
         for (row, hog) in noise::HOGS {
-            turn.push((row, next_to(&quiet, &noisy, &[hog]).await?));
+            measured_rows.push((row, next_to(&quiet, &noisy, &[hog]).await?));
         }
-        turn.push((NEXT_TO_ALL, next_to(&quiet, &noisy, &noise::HOGS.map(|(_, hog)| hog)).await?));
+        measured_rows
+            .push((NEXT_TO_ALL, next_to(&quiet, &noisy, &noise::HOGS.map(|(_, hog)| hog)).await?));
         if round > 0 {
-            turn.into_iter().for_each(|(name, measured)| report.add(name, measured));
+            measured_rows.into_iter().for_each(|(name, measured)| report.add(name, measured));
         }
     }
     cluster.end().await?;
@@ -49,7 +50,7 @@ pub(crate) async fn measure(
 
 /// Compares the slowest row next to one hog with the row alone.
 fn check(report: &mut Report, cpu_idle: bool) -> Result<()> {
-    let p95 = |name: &str| anyhow::Ok(report.of(name)?.percentile(95.0).as_secs_f64());
+    let p95 = |name: &str| anyhow::Ok(report.find(name)?.percentile(95.0).as_secs_f64());
     let alone = p95(ALONE)?;
     let mut slowest = (0.0, "");
     for (row, _) in noise::HOGS {
@@ -70,7 +71,7 @@ fn check(report: &mut Report, cpu_idle: bool) -> Result<()> {
 /// Measures the quiet tenant's first byte while the noisy tenant runs the hogs.
 async fn next_to(quiet: &Runs, noisy: &Runs, hogs: &[&str]) -> Result<Measured> {
     let noise = join_all(hogs.iter().enumerate().map(|(lane, hog)| noisy.repeat(lane, hog)));
-    let measured = std::pin::pin!(quiet.first_byte(TURN));
+    let measured = std::pin::pin!(quiet.first_byte(ROUND_TIME));
     match select(measured, std::pin::pin!(noise)).await {
         Either::Left((measured, _)) => measured,
         Either::Right((ended, _)) => anyhow::bail!("the noisy runs ended: {ended:?}"),

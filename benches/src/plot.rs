@@ -24,7 +24,7 @@ pub(crate) struct Bars {
 /// Lines over a common axis.
 pub(crate) struct Lines {
     pub(crate) title: String,
-    /// What the horizontal axis shows.
+    /// The name of the horizontal axis.
     pub(crate) x: &'static str,
     pub(crate) unit: &'static str,
     pub(crate) lines: Vec<(String, Vec<(f64, f64)>)>,
@@ -64,7 +64,8 @@ impl Lines {
 
     fn draw(&self) -> Result<String> {
         let points = || self.lines.iter().flat_map(|(_, points)| points);
-        let (left, bottom) = (70.0, TOP + HEIGHT);
+        let left = 70.0;
+        let bottom = TOP + HEIGHT;
         let across = Axis::over(points().map(|point| point.0), left, WIDTH - 200.0);
         let up = Axis::over(points().map(|point| point.1), bottom, TOP);
         let mut svg = opening(&self.title, bottom + 44.0)?;

@@ -19,9 +19,9 @@ impl ProcessorTime {
     /// is the client, and for the processes below the worker: those that live, which are zygotes of
     /// sessions, tools and commands, and those that have ended. The rest of the machine is mostly
     /// kernel threads, which remove namespaces and control groups.
-    pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
+    pub(crate) async fn read(cluster: &Cluster) -> Result<Self> {
         let machine = machine_seconds()?;
-        let processes = Processes::of(cluster).await?;
+        let processes = Processes::read(cluster).await?;
         let own = |pids: &[u32]| pids.iter().map(|pid| processes.all[pid].own).sum::<f64>();
         let ended =
             |pids: &[u32]| pids.iter().map(|pid| processes.all[pid].ended_children).sum::<f64>();
@@ -49,9 +49,9 @@ impl ProcessorTime {
 pub(crate) struct ContextSwitches(BTreeMap<&'static str, f64>);
 
 impl ContextSwitches {
-    /// Reads it for the processes of a cluster, as [`ProcessorTime::of`].
-    pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
-        let processes = Processes::of(cluster).await?;
+    /// Reads the switches of the processes of a cluster, as [`ProcessorTime::read`].
+    pub(crate) async fn read(cluster: &Cluster) -> Result<Self> {
+        let processes = Processes::read(cluster).await?;
         let switches = |pids: &Vec<u32>| pids.iter().map(|pid| switches_of(*pid)).sum::<f64>();
         let lasting = processes.kinds.iter().filter(|(kind, _)| **kind != ZYGOTES);
         let mut all: BTreeMap<_, _> = lasting.map(|(kind, pids)| (*kind, switches(pids))).collect();
@@ -62,7 +62,7 @@ impl ContextSwitches {
         Ok(Self(all))
     }
 
-    /// Those since an earlier reading, by kind of process.
+    /// The switches since an earlier reading, by kind of process.
     pub(crate) fn since(&self, before: &Self) -> BTreeMap<&'static str, f64> {
         since(&self.0, &before.0)
     }
@@ -77,7 +77,7 @@ fn since(
         .collect()
 }
 
-/// Those of all living threads of a process; none if it has ended.
+/// The switches of all living threads of a process; none if it has ended.
 fn switches_of(pid: u32) -> f64 {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let statuses =
@@ -88,7 +88,7 @@ fn switches_of(pid: u32) -> f64 {
 
 /// The processes of an installation.
 struct Processes {
-    /// Those of the machine, by id.
+    /// The processes of the machine, by id.
     all: BTreeMap<u32, Stat>,
     /// The ids of those of the installation that live.
     kinds: BTreeMap<&'static str, Vec<u32>>,
@@ -97,7 +97,7 @@ struct Processes {
 }
 
 impl Processes {
-    async fn of(cluster: &Cluster) -> Result<Self> {
+    async fn read(cluster: &Cluster) -> Result<Self> {
         let backend =
             cluster.database.number("SELECT pid::bigint FROM pg_stat_activity LIMIT 1").await?;
         // Processes may end meanwhile.
@@ -150,7 +150,8 @@ impl Stolen {
 
 /// The processes below one.
 fn below(all: &BTreeMap<u32, Stat>, pid: u32) -> Vec<u32> {
-    let (mut found, mut parents) = (Vec::new(), vec![pid]);
+    let mut found = Vec::new();
+    let mut parents = vec![pid];
     while let Some(parent) = parents.pop() {
         for (pid, _) in all.iter().filter(|(_, stat)| stat.parent == parent) {
             parents.push(*pid);
@@ -176,7 +177,7 @@ fn machine_seconds() -> Result<f64> {
     Ok(busy / TICKS_PER_SECOND)
 }
 
-/// What `/proc/PID/stat` says about a process, in seconds.
+/// Times of a process from `/proc/PID/stat`, in seconds.
 #[derive(Debug)]
 struct Stat {
     parent: u32,

@@ -29,7 +29,7 @@ impl Report {
     }
 
     /// Returns a measurement by name.
-    pub(crate) fn of(&self, name: &str) -> anyhow::Result<&Measured> {
+    pub(crate) fn find(&self, name: &str) -> anyhow::Result<&Measured> {
         let found = self.rows.iter().find(|(known, _)| known == name);
         found
             .map(|(_, measured)| measured)
@@ -53,7 +53,7 @@ impl Report {
         share: f64,
         max: Duration,
     ) -> anyhow::Result<()> {
-        let value = self.of(name)?.percentile(share);
+        let value = self.find(name)?.percentile(share);
         let text = format!("p{share} of {name}: {} (target ≤ {})", millis(value), millis(max));
         self.check(value <= max, &text);
         Ok(())

@@ -63,7 +63,7 @@ impl Runs {
 
     /// Measures from the call to the first byte of output.
     pub(crate) async fn first_byte(&self, time: Duration) -> Result<Measured> {
-        Measured::of(self.sessions.len(), time, async |lane| {
+        Measured::repeat(self.sessions.len(), time, async |lane| {
             let (latency, _) = first_byte(&self.client, echo(&self.sessions[lane])).await?;
             Ok(latency)
         })
@@ -73,7 +73,7 @@ impl Runs {
     /// Like [`Runs::first_byte`] with a pause before each run. Counts runs in prepared sandboxes.
     pub(crate) async fn steady(&self, time: Duration, pause: Duration) -> Result<(Measured, u64)> {
         let prepared = AtomicU64::new(0);
-        let measured = Measured::of(self.sessions.len(), time, async |lane| {
+        let measured = Measured::repeat(self.sessions.len(), time, async |lane| {
             tokio::time::sleep(pause).await;
             let (latency, seen) = first_byte(&self.client, echo(&self.sessions[lane])).await?;
             let was_prepared = seen.started.is_some_and(|started| started.prepared);
@@ -121,7 +121,7 @@ impl Runs {
 
     /// Measures from the call to the outcome of `true`.
     pub(crate) async fn outcome(&self, time: Duration) -> Result<Measured> {
-        Measured::of(self.sessions.len(), time, |lane| {
+        Measured::repeat(self.sessions.len(), time, |lane| {
             self.run(command(&self.sessions[lane], &["true"]))
         })
         .await
@@ -130,7 +130,7 @@ impl Runs {
     /// Like [`Runs::outcome`] with this many callers, which use all sessions in turn.
     pub(crate) async fn in_turn(&self, callers: usize, time: Duration) -> Result<Measured> {
         let next = AtomicUsize::new(0);
-        Measured::of(callers, time, |_| {
+        Measured::repeat(callers, time, |_| {
             let session = next.fetch_add(1, Ordering::Relaxed) % self.sessions.len();
             self.run(command(&self.sessions[session], &["true"]))
         })

@@ -7,7 +7,7 @@ use codelia_tests::{Cluster, ClusterOptions, Database};
 use codelia_types::Mode;
 
 use crate::{
-    TURN, database::fill, measure::Measured, modes, plot::Lines, report::Report, runs::Runs,
+    ROUND_TIME, database::fill, measure::Measured, modes, plot::Lines, report::Report, runs::Runs,
 };
 
 /// Concurrent callers, each with a session of its own.
@@ -18,10 +18,10 @@ const SESSIONS: [usize; 4] = [1, 10, 100, 1000];
 const MANY: usize = 8;
 /// Ended runs in the database, if none are named: ten million take long to insert.
 pub(crate) const ENDED_RUNS: [u64; 2] = [10_000, 1_000_000];
-/// Measured turns after one as warm-up. All numbers together make a curve, so each needs only few.
+/// Measured rounds after one as warm-up. All numbers together make a curve, so each needs only few.
 const ROUNDS: usize = 1;
 
-/// What was measured at one size of something that grows.
+/// Measurements at one size of something that grows.
 struct Point {
     of: &'static str,
     size: u64,
@@ -29,7 +29,7 @@ struct Point {
     measured: Measured,
 }
 
-/// Measures all modes in one installation, in turns, and draws runs per second and p95.
+/// Measures all modes in one installation, in rounds, and draws runs per second and p95.
 pub(crate) async fn measure(
     server: &LocalPostgres,
     cores: usize,
@@ -70,7 +70,8 @@ async fn with_ended_runs(cluster: &Cluster, modes: &[Mode], sizes: &[u64]) -> Re
     // The tenant to whom half of the ended runs belong.
     let template = Runs::prepare(cluster, "load", 1).await?;
     let runs = prepare(cluster, modes, "ended", MANY).await?;
-    let (mut points, mut filled) = (Vec::new(), 0);
+    let mut points = Vec::new();
+    let mut filled = 0;
     for &size in sizes {
         fill::ended_runs(&cluster.database, template.session_id(0)?, size.saturating_sub(filled))
             .await?;
@@ -96,7 +97,7 @@ async fn prepare(
     Ok(all)
 }
 
-/// Measures the modes in turns.
+/// Measures the modes in rounds.
 async fn measure_turns(
     of: &'static str,
     size: u64,
@@ -104,12 +105,12 @@ async fn measure_turns(
     callers: usize,
 ) -> Result<Vec<Point>> {
     for (_, runs) in runs {
-        runs.in_turn(callers, TURN / 2).await?;
+        runs.in_turn(callers, ROUND_TIME / 2).await?;
     }
     let mut points: Vec<Point> = Vec::new();
     for _ in 0..ROUNDS {
         for (mode, runs) in runs {
-            let measured = runs.in_turn(callers, TURN).await?;
+            let measured = runs.in_turn(callers, ROUND_TIME).await?;
             match points.iter_mut().find(|point| point.mode == *mode) {
                 Some(point) => point.measured.add(&measured),
                 None => points.push(Point { of, size, mode: *mode, measured }),

@@ -16,7 +16,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use crate::{ROUNDS, TURN, processor_time::ProcessorTime, report::Report, runs::Runs};
+use crate::{ROUND_TIME, ROUNDS, processor_time::ProcessorTime, report::Report, runs::Runs};
 
 const PROCESSES: [&str; 2] = ["api", "worker"];
 /// The share of a core that scrapes once a second may take.
@@ -43,7 +43,8 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
     cluster.add_worker_with(&[("CODELIA_METRICS_LISTEN", &addresses[1])]).await?;
     let load = Runs::prepare(&cluster, "load", 4 * cores).await?;
 
-    let (mut without, mut with) = (Total::default(), Total::default());
+    let mut without = Total::default();
+    let mut with = Total::default();
     for round in 0..=ROUNDS {
         for (total, scrapes) in [(&mut without, false), (&mut with, true)] {
             let turn = turn(&cluster, &load, scrapes.then_some(&addresses)).await?;
@@ -84,15 +85,17 @@ impl Total {
 
 /// One turn of load, with scrapes if there are addresses.
 async fn turn(cluster: &Cluster, load: &Runs, addresses: Option<&[String; 2]>) -> Result<Total> {
-    let (ended, counts) = (AtomicBool::new(false), [AtomicU64::new(0), AtomicU64::new(0)]);
-    let before = ProcessorTime::of(cluster).await?;
+    let ended = AtomicBool::new(false);
+    let counts = [AtomicU64::new(0), AtomicU64::new(0)];
+    let before = ProcessorTime::read(cluster).await?;
     let runs = async {
-        let measured = load.outcome(TURN).await;
+        let measured = load.outcome(ROUND_TIME).await;
         ended.store(true, Ordering::Relaxed);
         measured
     };
     let scraping = |index: usize| {
-        let (ended, count) = (&ended, &counts[index]);
+        let ended = &ended;
+        let count = &counts[index];
         async move {
             let Some(addresses) = addresses else { return Ok(()) };
             while !ended.load(Ordering::Relaxed) {
@@ -104,9 +107,10 @@ async fn turn(cluster: &Cluster, load: &Runs, addresses: Option<&[String; 2]>) -
     };
     let (runs, of_api, of_worker) = tokio::join!(runs, scraping(0), scraping(1));
     of_api.and(of_worker)?;
-    let used = ProcessorTime::of(cluster).await?.since(&before);
+    let used = ProcessorTime::read(cluster).await?.since(&before);
     #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-    let (runs, scrapes) = (runs?.count() as f64, counts.map(|count| count.into_inner() as f64));
+    let runs = runs?.count() as f64;
+    let scrapes = counts.map(|count| count.into_inner() as f64);
     Ok(Total { runs, scrapes, used: PROCESSES.map(|process| used[process]) })
 }
 

@@ -8,7 +8,7 @@ use codelia_store::LocalPostgres;
 use codelia_tests::{Cluster, ClusterOptions, Database};
 
 use crate::{
-    ROUNDS, TURN,
+    ROUND_TIME, ROUNDS,
     bare::{exec::Loop, postgres::BarePostgres},
     report::Report,
     runs::Runs,
@@ -20,7 +20,7 @@ const FIRST_BYTE: &str = "Exec `echo`, call to first byte, one at a time";
 const ALONE: &str = "Exec `true`, call to outcome, one at a time";
 const TOGETHER: &str = "Exec `true`, call to outcome, concurrent";
 
-/// Measures all rows in turns. The first round is warm-up.
+/// Measures all rows in rounds. The first round is warm-up.
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Report> {
     let cluster = Cluster::start_on(
         Database::on(server).await?,
@@ -33,22 +33,22 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
 
     let mut report = Report::default();
     for round in 0..=ROUNDS {
-        let turn = [
-            (FORK_AND_EXEC, Loop::of_true(cores).measure(TURN).await?),
-            (INSERT_AND_UPDATE, bare_postgres.measure(TURN).await?),
-            (FIRST_BYTE, alone.first_byte(TURN).await?),
-            (ALONE, alone.outcome(TURN).await?),
-            (TOGETHER, together.outcome(TURN).await?),
+        let measured_rows = [
+            (FORK_AND_EXEC, Loop::of_true(cores).measure(ROUND_TIME).await?),
+            (INSERT_AND_UPDATE, bare_postgres.measure(ROUND_TIME).await?),
+            (FIRST_BYTE, alone.first_byte(ROUND_TIME).await?),
+            (ALONE, alone.outcome(ROUND_TIME).await?),
+            (TOGETHER, together.outcome(ROUND_TIME).await?),
         ];
         if round > 0 {
-            turn.into_iter().for_each(|(name, measured)| report.add(name, measured));
+            measured_rows.into_iter().for_each(|(name, measured)| report.add(name, measured));
         }
     }
     bare_postgres.end().await?;
     cluster.end().await?;
 
     report.check_percentile(FIRST_BYTE, 95.0, Duration::from_millis(5))?;
-    let share = report.of(TOGETHER)?.rate() / report.of(FORK_AND_EXEC)?.rate();
+    let share = report.find(TOGETHER)?.rate() / report.find(FORK_AND_EXEC)?.rate();
     report.check_ratio("logical: runs of `true` relative to bare fork+exec", share, 0.25);
     Ok(report)
 }

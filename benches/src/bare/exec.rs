@@ -49,7 +49,7 @@ impl Loop<'static> {
 
 impl<'a> Loop<'a> {
     /// Runs a program with its arguments, separated by spaces, in this many lanes.
-    pub(crate) fn of(words: &'a str, lanes: usize) -> Self {
+    pub(crate) fn new(words: &'a str, lanes: usize) -> Self {
         Self { words, lanes }
     }
 
@@ -57,8 +57,9 @@ impl<'a> Loop<'a> {
     pub(crate) async fn measure(self, time: Duration) -> Result<Measured> {
         // Some programs leave files in the working directory, so each lane has its own.
         let directories = (0..self.lanes).map(|_| Scratch::new()).collect::<Result<Vec<_>>>()?;
-        Measured::of(self.lanes, time, |lane| {
-            let (words, directory) = (self.words.to_owned(), directories[lane].path().to_owned());
+        Measured::repeat(self.lanes, time, |lane| {
+            let words = self.words.to_owned();
+            let directory = directories[lane].path().to_owned();
             async move { spawn_blocking(move || fork_and_exec(&words, &directory)).await? }
         })
         .await

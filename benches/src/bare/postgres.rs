@@ -37,7 +37,7 @@ impl BarePostgres {
 
     /// Runs the loop for `time`.
     pub(crate) async fn measure(&self, time: Duration) -> Result<Measured> {
-        Measured::of(self.lanes, time, |_| self.insert_and_update()).await
+        Measured::repeat(self.lanes, time, |_| self.insert_and_update()).await
     }
 
     async fn insert_and_update(&self) -> Result<Duration> {

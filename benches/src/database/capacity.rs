@@ -1,4 +1,4 @@
-//! What one run costs: processor time and context switches of each process of an installation,
+//! The cost of one run: processor time and context switches of each process of an installation,
 //! statements and log (WAL) of the database, and allocations in a build that counts them.
 //! `docs/scaling.md` and `docs/measurements.md` have its numbers.
 
@@ -43,7 +43,7 @@ pub(crate) struct Capacity {
     switches: BTreeMap<&'static str, f64>,
     /// Allocations of one run, by process, in a build that counts them.
     allocations: BTreeMap<&'static str, f64>,
-    /// What the database did for one run.
+    /// The work of the database for one run.
     database: Vec<String>,
 }
 
@@ -67,13 +67,15 @@ pub(crate) async fn measure(
         // The first runs fill caches.
         runs.outcome(WARM_UP).await?;
         all.push(
-            Capacity::of(&cluster, &pages, name, "sessions that exist", runs.outcome(window))
+            Capacity::measure(&cluster, &pages, name, "sessions that exist", runs.outcome(window))
                 .await?,
         );
         let client = Runs::client(&cluster, &format!("sessions-{name}")).await?;
         let sessions =
-            Measured::of(4 * cores, window, |_| Runs::first_byte_then_close(&client, mode));
-        all.push(Capacity::of(&cluster, &pages, name, "a new session for each", sessions).await?);
+            Measured::repeat(4 * cores, window, |_| Runs::first_byte_then_close(&client, mode));
+        all.push(
+            Capacity::measure(&cluster, &pages, name, "a new session for each", sessions).await?,
+        );
     }
     cluster.end().await?;
     Ok(all)
@@ -115,7 +117,7 @@ fn write_counts(
 }
 
 impl Capacity {
-    async fn of(
+    async fn measure(
         cluster: &Cluster,
         pages: &MetricsPages,
         mode: &'static str,
@@ -124,13 +126,13 @@ impl Capacity {
     ) -> Result<Self> {
         let counts = CountStart::now(&cluster.database).await?;
         let allocations = pages.allocations().await?;
-        let switches = ContextSwitches::of(cluster).await?;
-        let before = ProcessorTime::of(cluster).await?;
+        let switches = ContextSwitches::read(cluster).await?;
+        let before = ProcessorTime::read(cluster).await?;
         let begin = Instant::now();
         let count = runs.await?.count();
         let took = begin.elapsed().as_secs_f64();
-        let used = ProcessorTime::of(cluster).await?.since(&before);
-        let switches = ContextSwitches::of(cluster).await?.since(&switches);
+        let used = ProcessorTime::read(cluster).await?.since(&before);
+        let switches = ContextSwitches::read(cluster).await?.since(&switches);
         let counts = counts.end(&cluster.database).await?;
         let allocations = pages
             .allocations()

@@ -24,7 +24,7 @@ const COST: f64 = 0.0008;
 /// and in a session of its own.
 const COST_WITH_SESSION: f64 = 0.0039;
 
-/// What to simulate.
+/// The installation to simulate.
 #[derive(Debug, Clone, Copy)]
 struct Load {
     /// Runs of all tenants in a day.
@@ -69,7 +69,8 @@ fn simulate(load: Load) -> Day {
     let mut backlog = vec![0.0_f64; load.cells];
     let mut slow = vec![0_u32; load.cells];
     let mut arriving = vec![0.0_f64; load.cells];
-    let (mut peak, mut longest_wait) = (0.0_f64, 0.0_f64);
+    let mut peak = 0.0_f64;
+    let mut longest_wait = 0.0_f64;
     for second in 0..SECONDS_PER_DAY {
         if second % BURST_SECONDS == 0 {
             let time_of_day = 1.0

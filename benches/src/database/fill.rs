@@ -84,7 +84,9 @@ pub(crate) async fn installation(
     template: SessionId,
     runs: u64,
 ) -> Result<()> {
-    let (ended, open, events) = (runs / 25, runs / 250, runs / 5 * 2);
+    let ended = runs / 25;
+    let open = runs / 250;
+    let events = runs / 5 * 2;
     add_past_partitions(database).await?;
     disable_autovacuum(database).await?;
     database

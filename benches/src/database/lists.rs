@@ -15,12 +15,12 @@ const ALONE: &str = "first byte, alone";
 const NEXT_TO_LISTS: &str = "… next to a tenant that lists, filters and watches";
 /// Ended runs of the tenant that lists.
 const RUNS: u64 = 1_000_000;
-/// Its calls at the same time.
+/// Calls of the lists at the same time.
 const LANES: usize = 20;
 const ROUNDS: usize = 4;
-const TURN: Duration = Duration::from_secs(10);
+const ROUND_TIME: Duration = Duration::from_secs(10);
 
-/// Measures both rows in turns. Fails if a run was lost.
+/// Measures both rows in rounds. Fails if a run was lost.
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Report> {
     let shape = ClusterOptions { slots: 4 * cores, ..ClusterOptions::default() };
     let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
@@ -31,14 +31,14 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
     let quiet = Runs::prepare(&cluster, "quiet", 1).await?;
     let mut report = Report::default();
     for _ in 0..ROUNDS {
-        report.add(ALONE, quiet.first_byte(TURN).await?);
+        report.add(ALONE, quiet.first_byte(ROUND_TIME).await?);
         report.add(NEXT_TO_LISTS, next_to_lists(&quiet, &lister, &session.name).await?);
     }
     let lost = "SELECT count(*) FROM runs WHERE outcome ->> 'kind' = 'lost'";
     let lost = cluster.database.number(lost).await?;
     ensure!(lost == 0, "{lost} runs were lost");
     let [alone, next] =
-        [ALONE, NEXT_TO_LISTS].map(|name| report.of(name).map(|row| row.percentile(95.0)));
+        [ALONE, NEXT_TO_LISTS].map(|name| report.find(name).map(|row| row.percentile(95.0)));
     report.check_factor(
         "p95 of the first byte next to lists",
         next?.as_secs_f64() / alone?.as_secs_f64(),
@@ -50,7 +50,7 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
 
 async fn next_to_lists(quiet: &Runs, lister: &Client, session: &str) -> Result<Measured> {
     let lists = join_all((0..LANES).map(|lane| list(lister, session, lane)));
-    match select(std::pin::pin!(quiet.first_byte(TURN)), std::pin::pin!(lists)).await {
+    match select(std::pin::pin!(quiet.first_byte(ROUND_TIME)), std::pin::pin!(lists)).await {
         Either::Left((measured, _)) => measured,
         Either::Right((ended, _)) => bail!("the lists ended: {ended:?}"),
     }
@@ -58,19 +58,20 @@ async fn next_to_lists(quiet: &Runs, lister: &Client, session: &str) -> Result<M
 
 /// Calls one kind of list after another. A call that is refused for its rate or time is repeated.
 async fn list(client: &Client, session: &str, lane: usize) -> Result<()> {
-    let (mut page_token, mut watched) = (String::new(), String::new());
-    for turn in lane.. {
+    let mut page_token = String::new();
+    let mut watched = String::new();
+    for number in lane.. {
         let request = ListRunsRequest {
             parent: "sessions/-".to_owned(),
             page_size: 1000,
             ..Default::default()
         };
-        let request = match turn % 5 {
+        let request = match number % 5 {
             0 => request,
             1 => ListRunsRequest { parent: session.to_owned(), ..request },
             2 => ListRunsRequest { state: RunState::Running.into(), ..request },
             3 => ListRunsRequest {
-                labels: [("number".to_owned(), turn.to_string())].into(),
+                labels: [("number".to_owned(), number.to_string())].into(),
                 ..request
             },
             _ => ListRunsRequest { page_token: page_token.clone(), ..request },

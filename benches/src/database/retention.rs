@@ -37,12 +37,15 @@ pub(crate) async fn measure(server: &LocalPostgres, seconds: u64) -> Result<Repo
     let load = StoreLoad::prepare(store.clone(), 0).await?;
     let retention = Retention { runs: KEEP, output: KEEP, audit: KEEP };
     let mut upkeep = Upkeep::new(store.clone(), retention);
-    let (written, mut report) = (AtomicU64::new(0), Report::default());
+    let written = AtomicU64::new(0);
+    let mut report = Report::default();
     let samples = async {
-        let (begin, mut sizes) = (Instant::now(), Vec::new());
+        let begin = Instant::now();
+        let mut sizes = Vec::new();
         while begin.elapsed() < length {
             tokio::time::sleep(SAMPLE_INTERVAL).await;
-            let (rows, bytes) = (database.number(ROWS).await?, database.number(BYTES).await?);
+            let rows = database.number(ROWS).await?;
+            let bytes = database.number(BYTES).await?;
             let rate = written.load(Ordering::Relaxed) / begin.elapsed().as_secs().max(1);
             report.note(&format!(
                 "{:>4} s {rate:>5} runs/s {rows:>8} rows {:>6} MB",
@@ -64,7 +67,8 @@ pub(crate) async fn measure(server: &LocalPostgres, seconds: u64) -> Result<Repo
         let rate = runs as f64 / length.as_secs_f64();
         report.check_ratio("runs written relative to the rate", rate / RATE as f64, 0.95);
         let half = sizes.len() / 2;
-        let (first, last) = (sizes[half], sizes[sizes.len() - 1]);
+        let first = sizes[half];
+        let last = sizes[sizes.len() - 1];
         report.check_factor(
             "size at the end relative to half-time",
             last as f64 / first as f64,
@@ -78,10 +82,10 @@ pub(crate) async fn measure(server: &LocalPostgres, seconds: u64) -> Result<Repo
 
 /// Writes one session with a run after another, at this lane's share of the rate.
 async fn write(load: &StoreLoad, written: &AtomicU64) -> Result<()> {
-    let mut turns = interval(Duration::from_secs(1) * u32::try_from(LANES)? / u32::try_from(RATE)?);
-    turns.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let mut ticks = interval(Duration::from_secs(1) * u32::try_from(LANES)? / u32::try_from(RATE)?);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
     loop {
-        turns.tick().await;
+        ticks.tick().await;
         load.session_with_run().await?;
         written.fetch_add(1, Ordering::Relaxed);
     }

@@ -23,7 +23,7 @@ pub(crate) const SECONDS: u64 = 600;
 pub(crate) async fn measure(server: &LocalPostgres, seconds: u64) -> Result<Report> {
     let database = Database::on(server).await?;
     let load = StoreLoad::prepare(open(&database).await?, LANES).await?;
-    let runs = async || Measured::of(LANES, WINDOW, |lane| load.run(lane)).await;
+    let runs = async || Measured::repeat(LANES, WINDOW, |lane| load.run(lane)).await;
     let mut report = Report::default();
     runs().await?;
     report.add(WITHOUT, runs().await?);
@@ -39,7 +39,7 @@ pub(crate) async fn measure(server: &LocalPostgres, seconds: u64) -> Result<Repo
     connection.close().await?;
     runs().await?;
     report.add(AFTER, runs().await?);
-    let share = report.of(WITH)?.rate() / report.of(WITHOUT)?.rate();
+    let share = report.find(WITH)?.rate() / report.find(WITHOUT)?.rate();
     report.check_ratio("rate with the snapshot relative to without", share, 0.8);
     load.store.close().await;
     database.end().await?;

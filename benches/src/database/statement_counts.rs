@@ -38,10 +38,10 @@ pub(crate) struct CountedStatement {
     wal_bytes: i64,
 }
 
-/// What the database did in a time.
+/// The work of the database in a time.
 #[derive(Debug)]
 pub(crate) struct StatementCounts {
-    /// Those that took the most time first. Empty if they are not counted.
+    /// The statements, those that took the most time first. Empty if they are not counted.
     statements: Vec<CountedStatement>,
     wal_bytes: i64,
 }
@@ -67,7 +67,7 @@ impl CountStart {
         Ok(Self { wal_position, is_counted })
     }
 
-    /// What the database did since.
+    /// The work of the database since then.
     pub(crate) async fn end(self, database: &Database) -> Result<StatementCounts> {
         let mut connection = database.connection().await?;
         let wal: i64 = sqlx::query_scalar(WAL_POSITION).fetch_one(&mut connection).await?;

@@ -42,7 +42,8 @@ impl StoreLoad {
         };
         let tenant: TenantId = "load".parse()?;
         store.tenant_create(&tenant, quotas).await?;
-        let (worker, root) = ("load".parse::<WorkerId>()?, Uuid::now_v7());
+        let worker = "load".parse::<WorkerId>()?;
+        let root = Uuid::now_v7();
         let registered = NewWorker { slots: 64, ..logical_worker(worker.clone(), root, LONG) };
         let incarnation = registered.incarnation;
         store.worker_register(&registered).await?;

@@ -48,7 +48,7 @@ struct WayResult {
     exchange: f64,
 }
 
-/// Measures all ways in turns.
+/// Measures all ways in rounds.
 pub(crate) async fn measure(server: &LocalPostgres) -> Result<Report> {
     let network = TestNetwork::start_without_capture().await?.context("needs root and python3")?;
     network.serve(&[HOST])?;
@@ -163,7 +163,8 @@ fn summarize(report: &mut Report, ways: &[Way]) -> Result<()> {
 /// The setup of sandboxes that were not prepared, with and without the proxy.
 async fn compare_setup(report: &mut Report, client: &Client, proxy: &str) -> Result<()> {
     let none = session(client, NetworkMode::None).await?;
-    let (mut with, mut without) = (Vec::new(), Vec::new());
+    let mut with = Vec::new();
+    let mut without = Vec::new();
     for number in 0..SETUPS {
         for (session, times) in [(proxy, &mut with), (none.as_str(), &mut without)] {
             let mut request = shell(session, "true");
@@ -178,7 +179,8 @@ async fn compare_setup(report: &mut Report, client: &Client, proxy: &str) -> Res
         times.sort();
         times[times.len() / 2].as_secs_f64()
     };
-    let (with, without) = (median(&mut with), median(&mut without));
+    let with = median(&mut with);
+    let without = median(&mut without);
     report.note(&format!(
         "setup: {:.2} ms with proxy, {:.2} ms with none",
         with * 1e3,

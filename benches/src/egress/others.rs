@@ -41,7 +41,7 @@ pub(super) struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -148,7 +148,8 @@ pub(super) fn start_ready(command: &mut Command) -> Result<Killed> {
 }
 
 fn tinyproxy(scratch: &Scratch) -> Result<Kind> {
-    let (port, file) = (free_port()?, scratch.join("tinyproxy.conf"));
+    let port = free_port()?;
+    let file = scratch.join("tinyproxy.conf");
     fs::write(
         &file,
         format!(
@@ -159,7 +160,8 @@ fn tinyproxy(scratch: &Scratch) -> Result<Kind> {
 }
 
 fn squid(scratch: &Scratch) -> Result<Kind> {
-    let (port, file) = (free_port()?, scratch.join("squid.conf"));
+    let port = free_port()?;
+    let file = scratch.join("squid.conf");
     let pid = scratch.join("squid.pid");
     let text = format!(
         "http_port 127.0.0.1:{port}\nhttp_access allow all\ncache deny all\naccess_log none\ncache_log /dev/null\npid_filename {}\n",

@@ -13,7 +13,7 @@ use codelia_store::LocalPostgres;
 use codelia_tests::{Cluster, ClusterOptions, Database, ENGINE_SOCKET, Scratch, engine_command};
 
 use crate::{
-    TURN,
+    ROUND_TIME,
     bare::exec::{BWRAP, Loop},
     measure::Measured,
     modes,
@@ -38,13 +38,14 @@ struct Peer {
     words: String,
 }
 
-/// Measures all rows in turns and draws them.
+/// Measures all rows in rounds and draws them.
 pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Report> {
     let scratch = Scratch::new()?;
     let callers = 4 * cores;
     let shape = ClusterOptions { slots: callers, ..ClusterOptions::default() };
     let cluster = Cluster::start_on(Database::on(server).await?, shape).await?;
-    let (mut modes, mut report) = (Vec::new(), Report::default());
+    let mut modes = Vec::new();
+    let mut report = Report::default();
     for mode in modes::served(&cluster, &modes::ALL, &mut report).await? {
         let name = mode.as_str();
         let runs = Runs::prepare_in(&cluster, mode, &format!("peers-{name}"), callers).await?;
@@ -55,18 +56,19 @@ pub(crate) async fn measure(server: &LocalPostgres, cores: usize) -> Result<Repo
     let queue = queue_modules(&mut report);
     let database = Database::on(server).await?;
     for round in 0..=ROUNDS {
-        let mut turn = Vec::new();
+        let mut measured_rows = Vec::new();
         for peer in &peers {
-            turn.push((peer.name, Loop::of(&peer.words, cores).measure(TURN).await?));
+            measured_rows
+                .push((peer.name, Loop::new(&peer.words, cores).measure(ROUND_TIME).await?));
         }
         if let Some(modules) = &queue {
-            turn.push((QUEUE, queue_turn(&scratch, modules, &database.url(), callers)?));
+            measured_rows.push((QUEUE, queue_round(&scratch, modules, &database.url(), callers)?));
         }
         for (name, runs) in &modes {
-            turn.push((name, runs.outcome(TURN).await?));
+            measured_rows.push((name, runs.outcome(ROUND_TIME).await?));
         }
         if round > 0 {
-            turn.into_iter().for_each(|(name, measured)| report.add(name, measured));
+            measured_rows.into_iter().for_each(|(name, measured)| report.add(name, measured));
         }
     }
     drop(engine);
@@ -139,8 +141,8 @@ fn queue_modules(report: &mut Report) -> Option<PathBuf> {
     modules
 }
 
-/// One turn of the job queue. Its own process measures, as its users' would.
-fn queue_turn(
+/// One round of the job queue. Its own process measures, as its users' would.
+fn queue_round(
     scratch: &Scratch,
     modules: &Path,
     database: &str,
@@ -152,14 +154,14 @@ fn queue_turn(
     let done = Command::new("node")
         .arg(script)
         .arg(modules)
-        .args([database, &callers.to_string(), &TURN.as_secs().to_string()])
+        .args([database, &callers.to_string(), &ROUND_TIME.as_secs().to_string()])
         .output()
         .context("node")?;
     ensure!(done.status.success(), "queue.mjs: {}", String::from_utf8_lossy(&done.stderr));
-    ensure!(begin.elapsed() >= TURN, "the turn was too short");
+    ensure!(begin.elapsed() >= ROUND_TIME, "the round was too short");
     let times = String::from_utf8(done.stdout)?;
     let times = times.lines().map(|line| Ok(Duration::from_micros(line.parse()?)));
-    Measured::from_latencies(times.collect::<Result<Vec<_>>>()?, TURN)
+    Measured::from_latencies(times.collect::<Result<Vec<_>>>()?, ROUND_TIME)
 }
 
 /// A container that waits for `docker exec`. Dropping it removes it.

@@ -28,10 +28,11 @@ pub(crate) struct Table {
     rows: Vec<(&'static str, Kind, Vec<[Duration; 2]>)>,
 }
 
-/// Measures all statements at these sizes, each in a database of its own, in turns, so that noise
+/// Measures all statements at these sizes, each in a database of its own, in rounds, so that noise
 /// affects all sizes alike.
 pub(crate) async fn measure(server: &LocalPostgres, sizes: &[u64]) -> Result<Table> {
-    let (mut databases, mut subjects) = (Vec::new(), Vec::new());
+    let mut databases = Vec::new();
+    let mut subjects = Vec::new();
     for size in sizes {
         let database = Database::on(server).await?;
         let load = StoreLoad::prepare(open(&database).await?, 1).await?;
@@ -41,7 +42,7 @@ pub(crate) async fn measure(server: &LocalPostgres, sizes: &[u64]) -> Result<Tab
         subjects.push(Subject::prepare(load).await?);
         databases.push(database);
     }
-    // What filling wrote must not be written to disk while statements are measured.
+    // Pages that filling wrote must not be written to disk while statements are measured.
     databases[0].execute("CHECKPOINT").await?;
     let never = medians(&subjects).await?;
     for database in &databases {

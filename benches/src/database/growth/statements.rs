@@ -43,7 +43,7 @@ impl Kind {
     }
 }
 
-/// What the statements are executed on.
+/// The rows that the statements are executed on.
 #[derive(Debug)]
 pub(super) struct Subject {
     pub(super) load: StoreLoad,
