@@ -22,7 +22,7 @@ pub trait Call {
 
 /// A request for a page of a list.
 pub trait List: Clone {
-    /// What is listed.
+    /// A thing in the list.
     type Item;
 
     /// Requests the page that a token names, and returns its items and the next token: empty on the
@@ -36,7 +36,7 @@ pub trait List: Clone {
 }
 
 macro_rules! calls {
-    ($($service:ident { $($method:ident($request:ident) -> $field:ident: $answer:ident;)+ })+) => {$($(
+    ($($service:ident.$method:ident($request:ident) -> $field:ident: $answer:ident;)+) => {$(
         impl Call for v1::$request {
             type Answer = v1::$answer;
 
@@ -46,11 +46,11 @@ macro_rules! calls {
                 response.$field.with_context(|| format!("the server sent no {}", name()))
             }
         }
-    )+)+};
+    )+};
 }
 
 macro_rules! lists {
-    ($($service:ident { $($method:ident($request:ident) -> $field:ident: $item:ident;)+ })+) => {$($(
+    ($($service:ident.$method:ident($request:ident) -> $field:ident: $item:ident;)+) => {$(
         impl List for v1::$request {
             type Item = v1::$item;
 
@@ -65,117 +65,77 @@ macro_rules! lists {
                 Ok((page.$field, page.next_page_token))
             }
         }
-    )+)+};
+    )+};
 }
 
 calls! {
-    sessions {
-        create_session(CreateSessionRequest) -> session: Session;
-        get_session(GetSessionRequest) -> session: Session;
-        extend_session(ExtendSessionRequest) -> session: Session;
-        update_session(UpdateSessionRequest) -> session: Session;
-        release_session(ReleaseSessionRequest) -> session: Session;
-        close_session(CloseSessionRequest) -> session: Session;
-    }
-    runs {
-        start_run(StartRunRequest) -> run: Run;
-        get_run(GetRunRequest) -> run: Run;
-        cancel_run(CancelRunRequest) -> run: Run;
-        signal_run(SignalRunRequest) -> run: Run;
-        apply_changes(ApplyChangesRequest) -> run: Run;
-        discard_changes(DiscardChangesRequest) -> run: Run;
-    }
-    files {
-        stat_file(StatFileRequest) -> file: File;
-        make_directory(MakeDirectoryRequest) -> file: File;
-        move_file(MoveFileRequest) -> file: File;
-    }
-    approvals {
-        get_approval(GetApprovalRequest) -> approval: Approval;
-        decide_approval(DecideApprovalRequest) -> approval: Approval;
-        revoke_approval(RevokeApprovalRequest) -> approval: Approval;
-    }
-    policies {
-        check_policy(CheckPolicyRequest) -> policy: Policy;
-        get_scope_policy(GetScopePolicyRequest) -> scope_policy: ScopePolicy;
-        set_scope_policy(SetScopePolicyRequest) -> scope_policy: ScopePolicy;
-        rollback_scope_policy(RollbackScopePolicyRequest) -> scope_policy: ScopePolicy;
-        delete_scope_policy(DeleteScopePolicyRequest) -> scope_policy: ScopePolicy;
-        get_profile(GetProfileRequest) -> profile: Profile;
-    }
-    tools {
-        get_tool(GetToolRequest) -> tool: Tool;
-        register_tool(RegisterToolRequest) -> tool: Tool;
-        approve_tool_level(ApproveToolLevelRequest) -> tool: Tool;
-        quarantine_tool(QuarantineToolRequest) -> tool: Tool;
-        release_tool(ReleaseToolRequest) -> tool: Tool;
-    }
-    volumes {
-        create_volume(CreateVolumeRequest) -> volume: Volume;
-        get_volume(GetVolumeRequest) -> volume: Volume;
-    }
-    flags {
-        get_flag(GetFlagRequest) -> flag: Flag;
-        set_flag(SetFlagRequest) -> flag: Flag;
-        rollback_flag(RollbackFlagRequest) -> flag: Flag;
-    }
-    info {
-        get_server_info(GetServerInfoRequest) -> server_info: ServerInfo;
-    }
-    admin {
-        create_tenant(CreateTenantRequest) -> tenant: Tenant;
-        get_tenant(GetTenantRequest) -> tenant: Tenant;
-        update_quotas(UpdateQuotasRequest) -> tenant: Tenant;
-        set_max_limits(SetMaxLimitsRequest) -> tenant: Tenant;
-        set_retention(SetRetentionRequest) -> tenant: Tenant;
-        set_isolation_floor(SetIsolationFloorRequest) -> tenant: Tenant;
-        suspend_tenant(SuspendTenantRequest) -> tenant: Tenant;
-        resume_tenant(ResumeTenantRequest) -> tenant: Tenant;
-        delete_tenant(DeleteTenantRequest) -> tenant: Tenant;
-        revoke_key(RevokeKeyRequest) -> key: Key;
-        drain_worker(DrainWorkerRequest) -> worker: Worker;
-        undrain_worker(UndrainWorkerRequest) -> worker: Worker;
-        cancel_tenant_run(CancelTenantRunRequest) -> run: Run;
-    }
+    sessions.create_session(CreateSessionRequest) -> session: Session;
+    sessions.get_session(GetSessionRequest) -> session: Session;
+    sessions.extend_session(ExtendSessionRequest) -> session: Session;
+    sessions.update_session(UpdateSessionRequest) -> session: Session;
+    sessions.release_session(ReleaseSessionRequest) -> session: Session;
+    sessions.close_session(CloseSessionRequest) -> session: Session;
+    runs.start_run(StartRunRequest) -> run: Run;
+    runs.get_run(GetRunRequest) -> run: Run;
+    runs.cancel_run(CancelRunRequest) -> run: Run;
+    runs.signal_run(SignalRunRequest) -> run: Run;
+    runs.apply_changes(ApplyChangesRequest) -> run: Run;
+    runs.discard_changes(DiscardChangesRequest) -> run: Run;
+    files.stat_file(StatFileRequest) -> file: File;
+    files.make_directory(MakeDirectoryRequest) -> file: File;
+    files.move_file(MoveFileRequest) -> file: File;
+    approvals.get_approval(GetApprovalRequest) -> approval: Approval;
+    approvals.decide_approval(DecideApprovalRequest) -> approval: Approval;
+    approvals.revoke_approval(RevokeApprovalRequest) -> approval: Approval;
+    policies.check_policy(CheckPolicyRequest) -> policy: Policy;
+    policies.get_scope_policy(GetScopePolicyRequest) -> scope_policy: ScopePolicy;
+    policies.set_scope_policy(SetScopePolicyRequest) -> scope_policy: ScopePolicy;
+    policies.rollback_scope_policy(RollbackScopePolicyRequest) -> scope_policy: ScopePolicy;
+    policies.delete_scope_policy(DeleteScopePolicyRequest) -> scope_policy: ScopePolicy;
+    policies.get_profile(GetProfileRequest) -> profile: Profile;
+    tools.get_tool(GetToolRequest) -> tool: Tool;
+    tools.register_tool(RegisterToolRequest) -> tool: Tool;
+    tools.approve_tool_level(ApproveToolLevelRequest) -> tool: Tool;
+    tools.quarantine_tool(QuarantineToolRequest) -> tool: Tool;
+    tools.release_tool(ReleaseToolRequest) -> tool: Tool;
+    volumes.create_volume(CreateVolumeRequest) -> volume: Volume;
+    volumes.get_volume(GetVolumeRequest) -> volume: Volume;
+    flags.get_flag(GetFlagRequest) -> flag: Flag;
+    flags.set_flag(SetFlagRequest) -> flag: Flag;
+    flags.rollback_flag(RollbackFlagRequest) -> flag: Flag;
+    info.get_server_info(GetServerInfoRequest) -> server_info: ServerInfo;
+    admin.create_tenant(CreateTenantRequest) -> tenant: Tenant;
+    admin.get_tenant(GetTenantRequest) -> tenant: Tenant;
+    admin.update_quotas(UpdateQuotasRequest) -> tenant: Tenant;
+    admin.set_max_limits(SetMaxLimitsRequest) -> tenant: Tenant;
+    admin.set_retention(SetRetentionRequest) -> tenant: Tenant;
+    admin.set_isolation_floor(SetIsolationFloorRequest) -> tenant: Tenant;
+    admin.suspend_tenant(SuspendTenantRequest) -> tenant: Tenant;
+    admin.resume_tenant(ResumeTenantRequest) -> tenant: Tenant;
+    admin.delete_tenant(DeleteTenantRequest) -> tenant: Tenant;
+    admin.revoke_key(RevokeKeyRequest) -> key: Key;
+    admin.drain_worker(DrainWorkerRequest) -> worker: Worker;
+    admin.undrain_worker(UndrainWorkerRequest) -> worker: Worker;
+    admin.cancel_tenant_run(CancelTenantRunRequest) -> run: Run;
 }
 
 lists! {
-    sessions {
-        list_sessions(ListSessionsRequest) -> sessions: Session;
-    }
-    runs {
-        list_runs(ListRunsRequest) -> runs: Run;
-    }
-    files {
-        list_files(ListFilesRequest) -> files: File;
-    }
-    approvals {
-        list_approvals(ListApprovalsRequest) -> approvals: Approval;
-    }
-    policies {
-        list_projects(ListProjectsRequest) -> projects: ScopePolicy;
-        list_scope_policy_versions(ListScopePolicyVersionsRequest) -> versions: ScopePolicy;
-        dry_run_scope_policy(DryRunScopePolicyRequest) -> results: DryRunResult;
-    }
-    audit {
-        list_events(ListEventsRequest) -> events: AuditEvent;
-    }
-    tools {
-        list_tools(ListToolsRequest) -> tools: Tool;
-    }
-    volumes {
-        list_volumes(ListVolumesRequest) -> volumes: Volume;
-    }
-    flags {
-        list_flags(ListFlagsRequest) -> flags: Flag;
-        list_flag_history(ListFlagHistoryRequest) -> flags: Flag;
-    }
-    admin {
-        list_tenants(ListTenantsRequest) -> tenants: Tenant;
-        list_keys(ListKeysRequest) -> keys: Key;
-        list_workers(ListWorkersRequest) -> workers: Worker;
-        list_tenant_runs(ListTenantRunsRequest) -> tenant_runs: TenantRun;
-    }
+    sessions.list_sessions(ListSessionsRequest) -> sessions: Session;
+    runs.list_runs(ListRunsRequest) -> runs: Run;
+    files.list_files(ListFilesRequest) -> files: File;
+    approvals.list_approvals(ListApprovalsRequest) -> approvals: Approval;
+    policies.list_projects(ListProjectsRequest) -> projects: ScopePolicy;
+    policies.list_scope_policy_versions(ListScopePolicyVersionsRequest) -> versions: ScopePolicy;
+    policies.dry_run_scope_policy(DryRunScopePolicyRequest) -> results: DryRunResult;
+    audit.list_events(ListEventsRequest) -> events: AuditEvent;
+    tools.list_tools(ListToolsRequest) -> tools: Tool;
+    volumes.list_volumes(ListVolumesRequest) -> volumes: Volume;
+    flags.list_flags(ListFlagsRequest) -> flags: Flag;
+    flags.list_flag_history(ListFlagHistoryRequest) -> flags: Flag;
+    admin.list_tenants(ListTenantsRequest) -> tenants: Tenant;
+    admin.list_keys(ListKeysRequest) -> keys: Key;
+    admin.list_workers(ListWorkersRequest) -> workers: Worker;
+    admin.list_tenant_runs(ListTenantRunsRequest) -> tenant_runs: TenantRun;
 }
 
 impl Client {
