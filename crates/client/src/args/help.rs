@@ -5,54 +5,33 @@ use std::fmt::Write;
 use clap::Command;
 
 /// Commands by what they are for. A command that is missing here is listed at the end.
-const GROUPS: [(&str, &[&str]); 5] = [
-    (
-        "Runs",
-        &[
-            "run",
-            "exec",
-            "attach",
-            "logs",
-            "ps",
-            "kill",
-            "diff",
-            "apply",
-            "discard",
-            "trace",
-            "approvals",
-            "supervisor",
-        ],
-    ),
+const GROUPS: [(&str, &str); 5] = [
+    ("Runs", "run exec attach logs ps kill diff apply discard trace approvals supervisor"),
     (
         "Sessions and files",
-        &[
-            "session", "cp", "cat", "ls", "rm", "mkdir", "mv", "export", "import", "watch",
-            "volume", "policy", "projects", "profiles",
-        ],
+        "session cp cat ls rm mkdir mv export import watch volume policy projects profiles",
     ),
-    ("This machine", &["up", "down", "doctor", "api", "worker", "migrate"]),
-    (
-        "Administration",
-        &["admin", "certs", "tenants", "keys", "workers", "flags", "tools", "audit"],
-    ),
-    ("Command line", &["context", "config", "whoami", "info", "completions"]),
+    ("This machine", "up down doctor api worker migrate"),
+    ("Administration", "admin certs tenants keys workers flags tools audit"),
+    ("Command line", "context config whoami info completions"),
 ];
 const OTHER: &str = "Other commands";
 
 /// Sets the help of the program: its commands under headings.
 pub fn with_groups(command: Command) -> Command {
     let styles = command.get_styles().clone();
-    let (header, literal) = (styles.get_header(), styles.get_literal());
+    let header = styles.get_header();
+    let literal = styles.get_literal();
     let mut text = String::new();
     let visible = || command.get_subcommands().filter(|command| !command.is_hide_set());
-    let is_grouped = |name: &str| GROUPS.iter().any(|(_, names)| names.contains(&name));
+    let is_grouped = |name| GROUPS.iter().any(|(_, names)| names.split(' ').any(|one| one == name));
     let width = visible().map(|command| command.get_name().len()).max().unwrap_or_default();
-    for (title, names) in GROUPS.into_iter().chain([(OTHER, &[] as &[&str])]) {
+    for (title, names) in GROUPS.into_iter().chain([(OTHER, "")]) {
         let listed: Vec<&Command> = match title {
             OTHER => visible().filter(|command| !is_grouped(command.get_name())).collect(),
             _ => names
-                .iter()
-                .filter_map(|name| visible().find(|command| command.get_name() == *name))
+                .split(' ')
+                .filter_map(|name| visible().find(|command| command.get_name() == name))
                 .collect(),
         };
         if listed.is_empty() {
