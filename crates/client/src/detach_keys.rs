@@ -2,8 +2,6 @@
 
 use std::{fmt, str::FromStr};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 /// `ctrl-p,ctrl-q`.
 const DEFAULT: [u8; 2] = [16, 17];
 
@@ -41,18 +39,6 @@ impl fmt::Display for DetachKeys {
     }
 }
 
-impl Serialize for DetachKeys {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for DetachKeys {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
-    }
-}
-
 /// The byte of one key: a character, or `ctrl-` with a letter or one of `@[\]^_`.
 fn key(name: &str) -> Result<u8, String> {
     let control = name.strip_prefix("ctrl-").map(str::as_bytes);
@@ -70,12 +56,12 @@ fn key(name: &str) -> Result<u8, String> {
 pub(crate) struct KeyScanner {
     keys: Vec<u8>,
     /// Typed bytes that may be the start of the keys.
-    held: Vec<u8>,
+    pending: Vec<u8>,
 }
 
 impl KeyScanner {
     pub(crate) fn new(keys: &DetachKeys) -> Self {
-        Self { keys: keys.0.clone(), held: Vec::new() }
+        Self { keys: keys.0.clone(), pending: Vec::new() }
     }
 
     /// Returns the input for the command, and whether the keys were typed. What follows them is
@@ -83,12 +69,12 @@ impl KeyScanner {
     pub(crate) fn scan(&mut self, typed: &[u8]) -> (Vec<u8>, bool) {
         let mut input = Vec::with_capacity(typed.len());
         for byte in typed {
-            self.held.push(*byte);
-            while !self.keys.starts_with(&self.held) {
-                input.push(self.held.remove(0));
+            self.pending.push(*byte);
+            while !self.keys.starts_with(&self.pending) {
+                input.push(self.pending.remove(0));
             }
-            if !self.keys.is_empty() && self.held.len() == self.keys.len() {
-                self.held.clear();
+            if !self.keys.is_empty() && self.pending.len() == self.keys.len() {
+                self.pending.clear();
                 return (input, true);
             }
         }

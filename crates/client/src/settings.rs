@@ -1,4 +1,4 @@
-//! What client commands need of the configuration.
+//! The part of the configuration that client commands need.
 
 use std::{
     collections::BTreeMap,
@@ -27,6 +27,7 @@ codelia_types::options! {
         pub tls_ca: Option<PathBuf> = None,
         /// Keys that leave a run's terminal while the run continues, unless `--detach-keys` names
         /// others: letters, or `ctrl-` with a letter or one of `@[\]^_`; empty for none.
+        #[serde(with = "option::text")]
         pub detach_keys: DetachKeys = DetachKeys::default(),
     }
 }
