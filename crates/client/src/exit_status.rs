@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use codelia_proto::{
     duration_from_proto,
+    json::to_dynamic,
     v1::{Limits, NearLimitEvent, NetworkMode, Outcome, Run, ViolationEvent, outcome::Kind},
 };
-
 use codelia_types::{LostReason, Reason};
 
 use crate::units;
@@ -51,35 +51,11 @@ pub fn is_failure(code: u8) -> bool {
     matches!(code, FAILURE | NOT_EXECUTABLE | NOT_FOUND)
 }
 
-/// Returns the name of an outcome, as in `--json`.
-pub fn name(outcome: &Outcome) -> &'static str {
-    match &outcome.kind {
-        Some(Kind::Exited(_)) => "exited",
-        Some(Kind::Signaled(_)) => "signaled",
-        Some(Kind::TimedOut(_)) => "timed_out",
-        Some(Kind::Canceled(_)) => "canceled",
-        Some(Kind::Oom(_)) => "oom",
-        Some(Kind::Limit(_)) => "limit",
-        Some(Kind::Violation(_)) => "violation",
-        Some(Kind::Refused(_)) => "refused",
-        Some(Kind::Lost(_)) => "lost",
-        None => "unknown",
-    }
-}
-
-/// Returns the signal, resource, rule or reason of an outcome, as in `--json`.
-pub fn detail(outcome: &Outcome) -> Option<String> {
-    match &outcome.kind {
-        Some(Kind::Signaled(signal)) => Some(signal.to_string()),
-        Some(Kind::Limit(limit)) => Some(limit.resource.clone()),
-        Some(Kind::Violation(violation)) => Some(violation.rule.clone()),
-        Some(Kind::Refused(refused)) => Some(format!("{}: {}", refused.reason, refused.message)),
-        Some(Kind::Canceled(canceled)) => {
-            Some(canceled.reason.clone()).filter(|reason| !reason.is_empty())
-        }
-        Some(Kind::Lost(lost)) => Some(lost.reason.clone()).filter(|reason| !reason.is_empty()),
-        _ => None,
-    }
+/// Returns the name of an outcome, such as `timed_out`.
+pub fn name(outcome: &Outcome) -> String {
+    let outcome = to_dynamic(outcome).ok();
+    let kind = outcome.as_ref().and_then(|outcome| outcome.fields().next());
+    kind.map_or_else(|| "unknown".to_owned(), |(kind, _)| kind.name().to_owned())
 }
 
 /// How to get a network, if the command failed without one and looks as if it needed one. It is a
@@ -136,30 +112,18 @@ fn timed_out(limits: &Limits) -> String {
 }
 
 fn limit_exceeded(resource: &str, limits: &Limits) -> String {
-    match resource {
-        "pids" => {
-            format!(
-                "killed: too many processes{}",
-                limit(limits.pids.map(|count| count.to_string()))
-            )
-        }
-        "cpu_time" => {
-            let time = time(limits.cpu_time.as_ref());
-            format!("killed: out of CPU time{}", limit(time.map(units::duration)))
-        }
-        "file_bytes" => format!("killed: file too large{}", limit(size(limits.file_bytes))),
-        "disk_bytes" => {
-            format!("killed: session directory is full{}", limit(size(limits.disk_bytes)))
-        }
-        "inodes" => {
-            let inodes = limits.inodes.map(|count| count.to_string());
-            format!("killed: too many files in the session{}", limit(inodes))
-        }
+    let (problem, value) = match resource {
+        "pids" => ("too many processes", limits.pids.map(|count| count.to_string())),
+        "cpu_time" => ("out of CPU time", time(limits.cpu_time.as_ref()).map(units::duration)),
+        "file_bytes" => ("file too large", size(limits.file_bytes)),
+        "disk_bytes" => ("session directory is full", size(limits.disk_bytes)),
+        "inodes" => ("too many files in the session", limits.inodes.map(|count| count.to_string())),
         "volume_bytes" => {
-            "killed: a volume is full (`codelia volume ls` shows its maximum)".to_owned()
+            return "killed: a volume is full (`codelia volume ls` shows its maximum)".to_owned();
         }
-        other => format!("killed: limit {other} exceeded"),
-    }
+        other => return format!("killed: limit {other} exceeded"),
+    };
+    format!("killed: {problem}{}", limit(value))
 }
 
 fn limit(value: Option<String>) -> String {
@@ -184,23 +148,15 @@ pub fn blocked_call(violation: &ViolationEvent) -> String {
 
 /// Says that a run is near a limit. `None` for output: its caller gets all of it.
 pub fn near_limit(near: &NearLimitEvent) -> Option<String> {
-    let (used, limit) = (near.used.unsigned_abs(), near.limit.unsigned_abs());
-    let text = |used, limit| format!("near the limit: {used} of {limit}");
-    let sizes = || text(units::bytes(used), units::bytes(limit));
-    let times = || {
-        let [used, limit] =
-            [used, limit].map(|millis| units::duration(Duration::from_millis(millis)));
-        text(used, limit)
+    let (resource, show): (&str, fn(u64) -> String) = match near.resource.as_str() {
+        "memory_bytes" => ("memory", units::bytes),
+        "pids" => ("the number of processes", |count| count.to_string()),
+        "cpu_time" => ("CPU time", |millis| units::duration(Duration::from_millis(millis))),
+        _ => return None,
     };
-    match near.resource.as_str() {
-        "memory_bytes" => Some(format!("memory is {}", sizes())),
-        "pids" => Some(format!(
-            "the number of processes is {}",
-            text(used.to_string(), limit.to_string())
-        )),
-        "cpu_time" => Some(format!("CPU time is {}", times())),
-        _ => None,
-    }
+    let used = show(near.used.unsigned_abs());
+    let limit = show(near.limit.unsigned_abs());
+    Some(format!("{resource} is near the limit: {used} of {limit}"))
 }
 
 #[cfg(test)]
@@ -242,6 +198,15 @@ mod tests {
             assert_eq!(exit_code(&Outcome { kind: Some(kind.clone()) }), code, "{kind:?}");
         }
         assert_eq!(exit_code(&Outcome { kind: None }), 125);
+    }
+
+    #[test]
+    fn outcomes_have_names() {
+        let named = |kind| name(&Outcome { kind });
+        assert_eq!(named(Some(Kind::Exited(0))), "exited");
+        assert_eq!(named(Some(Kind::TimedOut(v1::TimedOut {}))), "timed_out");
+        assert_eq!(named(Some(Kind::Lost(v1::Lost::default()))), "lost");
+        assert_eq!(named(None), "unknown");
     }
 
     #[test]
