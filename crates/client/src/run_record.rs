@@ -1,4 +1,4 @@
-//! What the command line says about a run beyond the API.
+//! The record of a run: the API's `Run`, and beyond the API the exit code and the isolation.
 //!
 //! `--json` prints messages of the API in the API's own JSON ([`codelia_proto::json`]). Results
 //! that the API does not have are built where they are printed, and are named in the same style:
@@ -9,38 +9,27 @@ use codelia_proto::{
     json::{JsonError, to_json},
     v1::{Run, SandboxMode},
 };
-use serde::Serialize;
 use serde_json::Value;
 
 use crate::{exit_status, words::Word};
 
-/// The record of `run`, `exec` and `attach`: the API's `Run` and two fields more.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct RunRecord {
-    #[serde(flatten)]
-    run: Value,
-    /// The exit code that the outcome has in a shell. Missing until the run has ended.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    exit_code: Option<u8>,
-    /// `none` in mode `logical`, which provides no isolation; else the mode. Missing until a worker
-    /// has chosen one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    isolation: Option<String>,
-}
-
-/// Returns the record of a run.
+/// Returns the record of `run`, `exec` and `attach`: the API's `Run`, with the exit code that the
+/// outcome has in a shell once the run has ended, and with its isolation once a worker has chosen
+/// the mode: `none` in mode `logical`, which provides no isolation; else the mode.
 ///
 /// # Errors
 /// The run has a value that JSON cannot express.
 pub fn run_record(run: &Run) -> Result<Value, JsonError> {
-    let isolation = match run.mode() {
-        SandboxMode::Unspecified => None,
-        SandboxMode::Logical => Some("none".to_owned()),
-        mode => Some(mode.word()),
-    };
-    let exit_code = run.outcome.as_ref().map(exit_status::exit_code);
-    Ok(serde_json::to_value(RunRecord { run: to_json(run)?, exit_code, isolation })?)
+    let mut record = to_json(run)?;
+    if let Some(outcome) = &run.outcome {
+        record["exitCode"] = exit_status::exit_code(outcome).into();
+    }
+    match run.mode() {
+        SandboxMode::Unspecified => {}
+        SandboxMode::Logical => record["isolation"] = "none".into(),
+        mode => record["isolation"] = mode.word().into(),
+    }
+    Ok(record)
 }
 
 #[cfg(test)]
