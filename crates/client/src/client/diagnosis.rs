@@ -1,7 +1,7 @@
 //! Why a server cannot be used: what answers at its address instead of a Codelia API, or why it
 //! rejects the key.
 
-use std::{fmt, io, time::Duration};
+use std::{io, time::Duration};
 
 use anyhow::anyhow;
 use secrecy::ExposeSecret;
@@ -16,7 +16,7 @@ use tonic_types::StatusExt;
 use super::Server;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// What an HTTP/2 client sends first: the preface and empty settings.
+/// The first bytes of an HTTP/2 client: the preface and empty settings.
 const HTTP2_START: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// Type of a SETTINGS frame, the first that an HTTP/2 server sends.
 const SETTINGS_FRAME: u8 = 4;
@@ -25,14 +25,9 @@ const KEY_PREFIX: &str = "cdl_";
 const KEY_BYTES: usize = 47;
 
 /// The server rejected the key. Replaces the message of the server.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct KeyRejected(String);
-
-impl fmt::Display for KeyRejected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// Adds what was expected and found to an error of the connection or the key. Returns others as
 /// they are.
@@ -84,7 +79,7 @@ fn rejected_key(server: &Server) -> String {
     )
 }
 
-/// What answers at an address.
+/// The kind of server at an address.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     Http1,
