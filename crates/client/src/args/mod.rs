@@ -31,10 +31,7 @@ pub use self::{
     flags::{Flags, SetFlag},
     policy::{Policy, ScopeArgs},
     profiles::Profiles,
-    run::{
-        Apply, Attach, Diff, Discard, EnvArgs, Exec, Kill, Logs, Ps, Run, RunOptions, TerminalArgs,
-        Trace,
-    },
+    run::{Attach, EnvArgs, Exec, Kill, Logs, Ps, Run, RunName, RunOptions, TerminalArgs},
     sandbox::{FilesystemArgs, LoggedCalls, NetworkArgs, SandboxArgs},
     session::{CreateSession, Session, SessionChange, UpdateSession},
     supervisor::Supervisor,
@@ -46,7 +43,7 @@ use crate::exit_status::FAILURE;
 /// Prints why the arguments were refused, or the help, and exits. `run`, `exec` and `attach` exit
 /// with their own code, which cannot be mistaken for the command's.
 fn exit(command: &clap::Command, mut error: clap::Error) -> ! {
-    // It suggests to pass a mistyped option as the command.
+    // Clap suggests to pass a mistyped option as the command.
     error.remove(ContextKind::Suggested);
     let words = command.clone().ignore_errors(true).try_get_matches();
     let command = words.as_ref().ok().and_then(clap::ArgMatches::subcommand_name);
@@ -130,13 +127,40 @@ pub enum Command {
     /// Print the output of a run
     Logs(Logs),
     /// List what a transactional run changed in its workspace
-    Diff(Diff),
+    #[command(after_help = "\
+Lists what a run with --transactional, --preview or --hold added, changed and removed, with the
+sizes of files.
+
+Examples:
+  codelia diff 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
+  codelia diff --json 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
+    Diff(RunName),
     /// Apply the changes of a run that was started with --hold
-    Apply(Apply),
+    #[command(after_help = "\
+While changes wait, other runs and changes of files in the session are refused. Applying them
+again is fine.
+
+Examples:
+  codelia run -s work --hold -- make
+  codelia diff 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
+  codelia apply 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
+    Apply(RunName),
     /// Drop the changes of a run that was started with --hold
-    Discard(Discard),
+    #[command(after_help = "\
+Dropping changes again is fine.
+
+Examples:
+  codelia discard 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
+    Discard(RunName),
     /// Show what a run did that tried to leave its sandbox
-    Trace(Trace),
+    #[command(after_help = "\
+Prints the signs of the attempt, the blocked calls, the processes at the first sign, the names
+of the variables, the connections and the end of the output. Needs the scopes `run` and `audit`.
+
+Examples:
+  codelia trace 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
+  codelia trace --json 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
+    Trace(RunName),
     /// List runs
     Ps(Ps),
     /// Cancel runs
@@ -247,7 +271,8 @@ mod tests {
         let run =
             run("codelia run -s work --cpus 0.5 --memory 2m -w src --env A=b=c -- sh -c --json -t");
         assert_eq!(run.command, ["sh", "-c", "--json", "-t"]);
-        let (session, options) = (run.session.as_deref(), run.options);
+        let session = run.session.as_deref();
+        let options = run.options;
         assert_eq!((session, options.tty, options.workdir.as_str()), (Some("work"), false, "src"));
         let sandbox = options.sandbox;
         assert_eq!(
@@ -288,7 +313,8 @@ mod tests {
                 run.get_arguments().find(|argument| argument.get_long() == Some(flag)).unwrap();
             argument.get_help().unwrap().to_string()
         };
-        let (defaults, maxima) = (Limits::default(), Ceilings::default().0);
+        let defaults = Limits::default();
+        let maxima = Ceilings::default().0;
         let duration = |duration| humantime::format_duration(duration).to_string();
         let mebibytes = |bytes: u64| format!("{}m", bytes / 1024 / 1024);
         let gibibytes = |bytes: u64| format!("{}g", bytes / 1024 / 1024 / 1024);

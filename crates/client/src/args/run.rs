@@ -189,52 +189,7 @@ pub struct Logs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Lists what a run with --transactional, --preview or --hold added, changed and removed, with the
-sizes of files.
-
-Examples:
-  codelia diff 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
-  codelia diff --json 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
-pub struct Diff {
-    /// Id of the run, or its start
-    pub run: String,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "\
-While changes wait, other runs and changes of files in the session are refused. Applying them
-again is fine.
-
-Examples:
-  codelia run -s work --hold -- make
-  codelia diff 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
-  codelia apply 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
-pub struct Apply {
-    /// Id of the run, or its start
-    pub run: String,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Dropping changes again is fine.
-
-Examples:
-  codelia discard 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
-pub struct Discard {
-    /// Id of the run, or its start
-    pub run: String,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Prints the signs of the attempt, the blocked calls, the processes at the first sign, the names
-of the variables, the connections and the end of the output. Needs the scopes `run` and `audit`.
-
-Examples:
-  codelia trace 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f
-  codelia trace --json 0198f0c2-7f1e-7cc3-98c4-dc0c0c07398f")]
-pub struct Trace {
+pub struct RunName {
     /// Id of the run, or its start
     pub run: String,
 }

@@ -15,7 +15,7 @@ use crate::{
     words::Word,
 };
 
-pub(crate) async fn diff(client: &Client, args: &args::Diff, output: Output) -> Result<()> {
+pub(crate) async fn diff(client: &Client, args: &args::RunName, output: Output) -> Result<()> {
     let name = resolve::run(client, &args.run).await?;
     let run = client.call(GetRunRequest { name, ..Default::default() }).await?;
     let Some(changes) = &run.changes else {
@@ -31,13 +31,13 @@ pub(crate) async fn diff(client: &Client, args: &args::Diff, output: Output) -> 
 }
 
 /// Applies changes that wait for a decision.
-pub(crate) async fn apply(client: &Client, args: &args::Apply, output: Output) -> Result<()> {
+pub(crate) async fn apply(client: &Client, args: &args::RunName, output: Output) -> Result<()> {
     let request = ApplyChangesRequest { name: resolve::run(client, &args.run).await? };
     print_decided(client.call(request).await?, output)
 }
 
 /// Drops changes that wait for a decision.
-pub(crate) async fn discard(client: &Client, args: &args::Discard, output: Output) -> Result<()> {
+pub(crate) async fn discard(client: &Client, args: &args::RunName, output: Output) -> Result<()> {
     let request = DiscardChangesRequest { name: resolve::run(client, &args.run).await? };
     print_decided(client.call(request).await?, output)
 }

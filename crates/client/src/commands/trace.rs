@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{args, client::Client, output::Output, resolve, units};
 
-pub(crate) async fn trace(client: &Client, args: &args::Trace, output: Output) -> Result<()> {
+pub(crate) async fn trace(client: &Client, args: &args::RunName, output: Output) -> Result<()> {
     let name = resolve::run(client, &args.run).await?;
     let run = client.call(GetRunRequest { name, ..Default::default() }).await?;
     let Some(event) = find(client, &run.session_id, &run.run_id).await? else {
