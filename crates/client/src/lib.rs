@@ -20,7 +20,7 @@ mod fields;
 mod ids;
 pub mod output;
 #[cfg(test)]
-mod platforms;
+mod platform_tests;
 pub mod policy_file;
 mod resolve;
 mod run_record;

@@ -154,7 +154,8 @@ mod tests {
     #[test]
     fn record_is_alone_on_stdout() {
         let [(stdout, out), (stderr, err)] = [(); 2].map(|()| rustix::pipe::pipe().unwrap());
-        let (stdout, stderr) = ((File::from(stdout), out), (File::from(stderr), err));
+        let stdout = (File::from(stdout), out);
+        let stderr = (File::from(stderr), err);
         let mut streams = Streams {
             separate_record: true,
             ..Streams::new(Sink::new(stdout.1.into()), Sink::new(stderr.1.into()))

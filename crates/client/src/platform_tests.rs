@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// What the client must not depend on, on any system and however indirectly.
+/// Packages that the client must not depend on, on any system and however indirectly.
 const FORBIDDEN: [&str; 13] = [
     "bollard",
     "codelia-api",
