@@ -7,6 +7,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::{
+    client::Client,
     error_report,
     output::{self, Output, StdoutClosed},
 };
@@ -23,6 +24,20 @@ pub(crate) struct Each {
 impl Each {
     pub(crate) fn new(output: Output) -> Self {
         Self { output, results: Vec::new(), failed: false }
+    }
+
+    /// Does `act` with each argument, and reports the result.
+    pub(crate) async fn try_all<A: ToString>(
+        &mut self,
+        client: &Client,
+        arguments: &[A],
+        act: impl AsyncFn(&A) -> Result<(Value, String)>,
+    ) -> Result<()> {
+        for argument in arguments {
+            let result = client.explained(act(argument).await).await;
+            self.report(&argument.to_string(), result)?;
+        }
+        Ok(())
     }
 
     /// Reports a result as a record and, unless it is empty, a line.

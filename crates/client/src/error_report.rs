@@ -1,13 +1,12 @@
 //! Error messages: `error: …` on stderr, with the reason and field that the server named.
 
-use std::fmt;
-
 use anyhow::Result;
 use serde_json::{Value, json};
 use tonic::Code;
 use tonic_types::StatusExt;
 
 use crate::{
+    args::SessionPath,
     client::KeyRejected,
     output::{self, Output},
 };
@@ -27,28 +26,17 @@ const FLAGS: [(&str, &str); 11] = [
     ("alias", "--alias"),
 ];
 
-/// The file of a request as the user wrote it, `SESSION:PATH`. Its name replaces the field in the
-/// server's message.
-#[derive(Debug)]
-struct RemoteFile(String);
-
-impl fmt::Display for RemoteFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// Adds the name of a file to an error of the server. Other errors stay as they are.
+/// Adds the name of a file, as the user wrote it, to an error of the server. The name replaces the
+/// field in the server's message. Other errors stay as they are.
 pub trait AboutFile<T> {
-    fn about_file(self, session: &str, path: &str) -> Result<T>;
+    fn about_file(self, file: &SessionPath) -> Result<T>;
 }
 
 impl<T, E: Into<anyhow::Error>> AboutFile<T> for Result<T, E> {
-    fn about_file(self, session: &str, path: &str) -> Result<T> {
+    fn about_file(self, file: &SessionPath) -> Result<T> {
         self.map_err(|error| {
             let error = error.into();
-            let is_status = error.is::<tonic::Status>();
-            if is_status { error.context(RemoteFile(format!("{session}:{path}"))) } else { error }
+            if error.is::<tonic::Status>() { error.context(file.clone()) } else { error }
         })
     }
 }
@@ -118,7 +106,7 @@ impl ErrorReport {
         }
     }
 
-    fn from_status(status: &tonic::Status, file: Option<&RemoteFile>) -> Self {
+    fn from_status(status: &tonic::Status, file: Option<&SessionPath>) -> Self {
         let details = status.get_error_details();
         let info = details.error_info();
         let metadata = |name| info.and_then(|info| info.metadata.get(name)).cloned();
@@ -156,7 +144,7 @@ impl ErrorReport {
 }
 
 /// Replaces the field at the start of a message by what the user typed: the flag or the file.
-fn name_argument(message: &str, field: Option<&str>, file: Option<&RemoteFile>) -> String {
+fn name_argument(message: &str, field: Option<&str>, file: Option<&SessionPath>) -> String {
     let Some(field) = field else { return message.to_owned() };
     let Some(problem) = message.strip_prefix(field).and_then(|rest| rest.strip_prefix(": ")) else {
         return message.to_owned();
@@ -228,10 +216,10 @@ mod tests {
                 Some("path"),
             )
         };
-        let about = Err::<(), _>(missing()).about_file("work", "a").unwrap_err();
+        let file: SessionPath = "work:a".parse().unwrap();
+        let about = Err::<(), _>(missing()).about_file(&file).unwrap_err();
         assert_eq!(text(about), "work:a: no such file or directory (FILE_NOT_FOUND, field path)");
-        let local =
-            Err::<(), _>(anyhow::anyhow!("cannot read /a")).about_file("work", "a").unwrap_err();
+        let local = Err::<(), _>(anyhow::anyhow!("cannot read /a")).about_file(&file).unwrap_err();
         assert_eq!(text(local), "cannot read /a");
     }
 

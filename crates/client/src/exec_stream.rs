@@ -234,7 +234,7 @@ async fn forward_stdin(requests: mpsc::Sender<ExecRequest>) {
     }
 }
 
-/// Its end is not the end of the command's input: then the user's terminal is gone.
+/// Forwards typed input. When the terminal ends, the command's input does not: the user is gone.
 async fn forward_terminal(
     requests: mpsc::Sender<ExecRequest>,
     mut scanner: KeyScanner,

@@ -11,7 +11,7 @@ use codelia_proto::v1::{
 use tonic::Code;
 
 use crate::{
-    client::{ALL_SESSIONS, Client, List, approval_name, run_name, session_name},
+    client::{ALL_SESSIONS, Client, List, resource_name, run_name, session_name},
     ids,
 };
 
@@ -41,6 +41,14 @@ pub(crate) async fn session(client: &Client, text: &str) -> Result<String> {
     Ok(session_name(&found.await?))
 }
 
+/// Returns the parent of what is listed: a session, or all sessions if none is given.
+pub(crate) async fn parent(client: &Client, given: Option<&str>) -> Result<String> {
+    match given {
+        Some(text) => session(client, text).await,
+        None => Ok(ALL_SESSIONS.to_owned()),
+    }
+}
+
 /// Returns the resource name of a run given by resource name, id or start of its id.
 pub(crate) async fn run(client: &Client, text: &str) -> Result<String> {
     if text.contains('/') || is_id(text) {
@@ -57,7 +65,7 @@ pub(crate) async fn run(client: &Client, text: &str) -> Result<String> {
     Ok(run_name(&found.await?))
 }
 
-/// What an argument names, as a resource name.
+/// The object that an argument names, as a resource name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RunOrSession {
     Run(String),
@@ -88,7 +96,7 @@ pub(crate) async fn run_or_session(client: &Client, text: &str) -> Result<RunOrS
 /// Returns the resource name of an approval given by resource name, id or start of its id.
 pub(crate) async fn approval(client: &Client, text: &str) -> Result<String> {
     if text.contains('/') || is_id(text) {
-        return Ok(approval_name(text));
+        return Ok(resource_name("approvals", text));
     }
     if !is_prefix(text) {
         bail!(
@@ -102,7 +110,7 @@ pub(crate) async fn approval(client: &Client, text: &str) -> Result<String> {
         ..Default::default()
     };
     let found = search(client, "approval", text, request, |approval| approval.approval_id);
-    Ok(approval_name(&found.await?))
+    Ok(resource_name("approvals", &found.await?))
 }
 
 /// Returns the resource name of a key of `tenant` given by resource name, id, display name or start

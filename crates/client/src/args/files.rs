@@ -61,8 +61,8 @@ pub struct Cat {
 )]
 pub struct Ls {
     /// Session, or a path in it [default path: the workspace]
-    #[arg(value_name = "SESSION[:PATH]")]
-    pub path: String,
+    #[arg(value_name = "SESSION[:PATH]", value_parser = session_or_path)]
+    pub path: SessionPath,
     /// List directories with everything in them
     #[arg(short = 'R', long)]
     pub recursive: bool,
@@ -129,8 +129,8 @@ Examples:
   codelia export work:out | tar x -C out   to another program")]
 pub struct Export {
     /// Session, or a directory in it [default path: the workspace]
-    #[arg(value_name = "SESSION[:DIRECTORY]")]
-    pub path: String,
+    #[arg(value_name = "SESSION[:DIRECTORY]", value_parser = session_or_path)]
+    pub path: SessionPath,
     /// File to write, or - for stdout
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     pub output: PathBuf,
@@ -177,8 +177,8 @@ Examples:
   codelia watch -r --json work | jq -r .path")]
 pub struct Watch {
     /// Session, or a directory in it [default path: the workspace]
-    #[arg(value_name = "SESSION[:DIRECTORY]")]
-    pub path: String,
+    #[arg(value_name = "SESSION[:DIRECTORY]", value_parser = session_or_path)]
+    pub path: SessionPath,
     /// Also watch the directories in it
     #[arg(short, long)]
     pub recursive: bool,
@@ -223,6 +223,13 @@ impl fmt::Display for CopyPath {
     }
 }
 
+impl SessionPath {
+    /// Another path in the same session.
+    pub(crate) fn with_path(&self, path: String) -> Self {
+        Self { session: self.session.clone(), path }
+    }
+}
+
 impl FromStr for SessionPath {
     type Err = &'static str;
 
@@ -235,6 +242,12 @@ impl FromStr for SessionPath {
             _ => Err("expected SESSION:PATH, such as work:notes.txt"),
         }
     }
+}
+
+/// Parses a session, which means its workspace, or a path in it.
+fn session_or_path(text: &str) -> Result<SessionPath, Infallible> {
+    let (session, path) = text.split_once(':').unwrap_or((text, ""));
+    Ok(SessionPath { session: session.to_owned(), path: path.to_owned() })
 }
 
 impl fmt::Display for SessionPath {

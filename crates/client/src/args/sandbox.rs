@@ -130,7 +130,7 @@ pub struct SandboxArgs {
     pub filesystem: FilesystemArgs,
 }
 
-/// What is logged of a command.
+/// Calls of a command that are logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoggedCalls {
     /// Signals

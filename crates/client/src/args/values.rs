@@ -46,7 +46,7 @@ pub(super) fn bytes(text: &str) -> Result<i64, String> {
 
 /// Parses the name or number of a signal, such as `TERM`, `SIGTERM` or `15`.
 pub(super) fn signal(text: &str) -> Result<i32, String> {
-    // Those of Linux, where the command runs.
+    // The numbers of Linux, where the command runs.
     const NUMBERS: [(&str, i32); 14] = [
         ("HUP", 1),
         ("INT", 2),

@@ -97,7 +97,7 @@ impl Client {
 macro_rules! services {
     ($($name:ident: $module:ident::$client:ident,)+) => {
         impl Client {$(
-            #[doc = concat!("A [`", stringify!($client), "`] on this connection.")]
+            #[doc = concat!("A `", stringify!($client), "` on this connection.")]
             pub fn $name(&self) -> v1::$module::$client<Service> {
                 v1::$module::$client::new(self.service.clone())
             }
@@ -140,27 +140,20 @@ fn tls(ca: Option<&Path>) -> Result<ClientTlsConfig> {
 /// The parent of the runs and approvals of all sessions.
 pub(crate) const ALL_SESSIONS: &str = "sessions/-";
 
+/// Returns the resource name of an object that is given by it, or by its id in a collection.
+pub fn resource_name(collection: &str, text: &str) -> String {
+    let is_name = text.strip_prefix(collection).is_some_and(|rest| rest.starts_with('/'));
+    if is_name { text.to_owned() } else { format!("{collection}/{text}") }
+}
+
 /// Returns the resource name of a session given by id, alias or resource name.
 pub fn session_name(session: &str) -> String {
-    if session.starts_with("sessions/") {
-        session.to_owned()
-    } else {
-        format!("sessions/{session}")
-    }
+    resource_name("sessions", session)
 }
 
 /// Returns the resource name of a run given by id or resource name.
 pub fn run_name(run: &str) -> String {
     if run.starts_with("sessions/") { run.to_owned() } else { format!("sessions/-/runs/{run}") }
-}
-
-/// Returns the resource name of an approval given by id or resource name.
-pub fn approval_name(approval: &str) -> String {
-    if approval.starts_with("approvals/") {
-        approval.to_owned()
-    } else {
-        format!("approvals/{approval}")
-    }
 }
 
 #[cfg(test)]

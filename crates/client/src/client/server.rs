@@ -42,19 +42,19 @@ impl Server {
             }
             (Some(name), endpoint) if is_flag("client.context") || endpoint.is_none() => {
                 let context = Contexts::read()?.get(name)?.clone();
-                return Ok(Self::of_context(name, context, settings));
+                return Ok(Self::from_context(name, context, settings));
             }
-            (_, Some(endpoint)) => return Self::configured(settings, endpoint),
+            (_, Some(endpoint)) => return Self::from_options(settings, endpoint),
             (_, None) => {}
         }
         let names_data_dir = settings.source("data_dir").is_some() || client.api_key.is_some();
         if !names_data_dir && let Some((name, context)) = Contexts::read()?.current()? {
-            return Ok(Self::of_context(&name, context, settings));
+            return Ok(Self::from_context(&name, context, settings));
         }
-        Self::of_data_dir(settings)
+        Self::from_data_dir(settings)
     }
 
-    fn of_context(name: &str, context: Context, settings: &Settings) -> Self {
+    fn from_context(name: &str, context: Context, settings: &Settings) -> Self {
         let source = format!("context {name}");
         Self {
             endpoint: context.endpoint,
@@ -65,7 +65,7 @@ impl Server {
         }
     }
 
-    fn configured(settings: &Settings, endpoint: &str) -> Result<Self> {
+    fn from_options(settings: &Settings, endpoint: &str) -> Result<Self> {
         let client = &settings.options;
         let endpoint_source = source(settings, "client.endpoint", "--endpoint");
         let Some(key) = client.api_key.clone() else {
@@ -82,7 +82,7 @@ impl Server {
         })
     }
 
-    fn of_data_dir(settings: &Settings) -> Result<Self> {
+    fn from_data_dir(settings: &Settings) -> Result<Self> {
         let path = settings.data_dir.join(client_file::FILE).display().to_string();
         let Some(file) = ClientFile::read(&settings.data_dir)? else {
             bail!(

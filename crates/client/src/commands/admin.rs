@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 
 use crate::{
     args,
-    client::Client,
+    client::{Client, resource_name},
     commands::drain::{wait_until_empty, wait_until_working},
     ids,
     output::Output,
@@ -96,19 +96,18 @@ pub(crate) async fn workers(client: &Client, command: args::Workers, output: Out
     let worker = match command {
         args::Workers::List => return list_workers(client, output).await,
         args::Workers::Drain { worker, wait, timeout } => {
-            let drained = client.call(DrainWorkerRequest { name: worker_name(worker) }).await?;
+            let drained =
+                client.call(DrainWorkerRequest { name: resource_name("workers", &worker) }).await?;
             if wait { wait_until_empty(client, drained, timeout).await? } else { drained }
         }
         args::Workers::Undrain { worker, wait, timeout } => {
-            let undrained = client.call(UndrainWorkerRequest { name: worker_name(worker) }).await?;
+            let undrained = client
+                .call(UndrainWorkerRequest { name: resource_name("workers", &worker) })
+                .await?;
             if wait { wait_until_working(client, undrained, timeout).await? } else { undrained }
         }
     };
     output.print_message(&worker)
-}
-
-fn worker_name(worker: String) -> String {
-    if worker.contains('/') { worker } else { format!("workers/{worker}") }
 }
 
 async fn list_tenants(client: &Client, output: Output) -> Result<()> {
@@ -173,7 +172,7 @@ fn modes(worker: &Worker) -> String {
 }
 
 fn tenant_name(tenant: &str) -> String {
-    if tenant.starts_with("tenants/") { tenant.to_owned() } else { format!("tenants/{tenant}") }
+    resource_name("tenants", tenant)
 }
 
 fn quotas_to_proto(quotas: &args::Quotas) -> v1::Quotas {

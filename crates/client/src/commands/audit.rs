@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use crate::{
     args::{self, AuditCommand},
-    client::{ALL_SESSIONS, Client},
+    client::Client,
     ids,
     output::Output,
     resolve, units,
@@ -29,10 +29,7 @@ pub(crate) async fn audit(client: &Client, args: args::Audit, output: Output) ->
     if let Some(AuditCommand::Verify) = args.command {
         return verify(client, output).await;
     }
-    let parent = match &args.session {
-        Some(session) => resolve::session(client, session).await?,
-        None => ALL_SESSIONS.to_owned(),
-    };
+    let parent = resolve::parent(client, args.session.as_deref()).await?;
     let request = ListEventsRequest {
         parent,
         kind: args.kind,

@@ -58,7 +58,8 @@ pub(crate) async fn wait_until_working(
     timeout: Duration,
 ) -> Result<Worker> {
     let deadline = Instant::now() + timeout;
-    let (id, before) = (worker.worker_id, worker.heartbeat_time);
+    let id = worker.worker_id;
+    let before = worker.heartbeat_time;
     loop {
         let Some(found) = find(client, &id).await? else { bail!("worker {id} is gone") };
         match found.state() {

@@ -5,13 +5,14 @@ use codelia_proto::{
     duration_to_proto,
     v1::{
         Flag, FlagGuard, FlagRule, GetFlagRequest, IsolationLevel, ListFlagHistoryRequest,
-        ListFlagsRequest, RollbackFlagRequest, SandboxMode, SetFlagRequest,
+        ListFlagsRequest, RollbackFlagRequest, SetFlagRequest,
     },
 };
 
+use super::policy::mode_to_proto;
 use crate::{
     args::{self, SetFlag},
-    client::Client,
+    client::{Client, resource_name},
     ids,
     output::Output,
     units,
@@ -36,7 +37,7 @@ pub(crate) async fn flags(client: &Client, command: args::Flags, output: Output)
 }
 
 fn flag_name(flag: &str) -> String {
-    if flag.contains('/') { flag.to_owned() } else { format!("flags/{flag}") }
+    resource_name("flags", flag)
 }
 
 fn set_request(args: SetFlag) -> SetFlagRequest {
@@ -52,7 +53,7 @@ fn set_request(args: SetFlag) -> SetFlagRequest {
         tenant: args.tenant,
         labels: args.labels.into_iter().collect(),
         percent: Some(args.percent),
-        mode: args.mode.map_or(SandboxMode::Unspecified, Into::into).into(),
+        mode: mode_to_proto(args.mode),
         floor: IsolationLevel::from(args.floor).into(),
         guard,
     };

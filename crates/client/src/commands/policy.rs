@@ -137,7 +137,8 @@ async fn check(client: &Client, file: &Path, mode: Option<Mode>, output: Output)
     output.print_message_as(&policy, text.trim_end())
 }
 
-fn mode_to_proto(mode: Option<Mode>) -> i32 {
+/// The mode as requests have it.
+pub(crate) fn mode_to_proto(mode: Option<Mode>) -> i32 {
     mode.map_or(SandboxMode::Unspecified, SandboxMode::from).into()
 }
 

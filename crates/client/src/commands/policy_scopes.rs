@@ -154,7 +154,8 @@ fn differences(present: &Policy, other: &Policy) -> Vec<Change> {
         }
         fields
     };
-    let (present, other) = (fields(present), fields(other));
+    let present = fields(present);
+    let other = fields(other);
     let names: std::collections::BTreeSet<_> = present.keys().chain(other.keys()).collect();
     let change =
         |name: &String| (name.clone(), present.get(name).cloned(), other.get(name).cloned());
@@ -198,7 +199,8 @@ async fn dry_run(
     };
     let results = client.list(request, limit).await?;
     let count = |verdict| results.iter().filter(|result| result.verdict() == verdict).count();
-    let (refused, changed) = (count(DryRunVerdict::Refused), count(DryRunVerdict::Changed));
+    let refused = count(DryRunVerdict::Refused);
+    let changed = count(DryRunVerdict::Changed);
     let affected: Vec<_> =
         results.iter().filter(|result| result.verdict() != DryRunVerdict::Unchanged).collect();
     let json = json!({

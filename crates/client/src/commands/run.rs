@@ -13,7 +13,7 @@ use codelia_proto::{
     duration_to_proto,
     v1::{
         CloseSessionRequest, CommandSpec, CreateSessionRequest, GetRunRequest, Limits, NetworkMode,
-        RunState, SandboxMode, StartRunRequest, TransactionMode, WatchRunRequest, exec_request,
+        RunState, StartRunRequest, TransactionMode, WatchRunRequest, exec_request,
     },
 };
 use tokio_util::sync::CancellationToken;
@@ -148,7 +148,7 @@ async fn open_shell(
     .await
 }
 
-/// What to forward to a run.
+/// Input to forward to a run.
 #[derive(Debug)]
 struct Input {
     stdin: bool,
@@ -233,19 +233,26 @@ async fn in_session(
     let queue_timeout = args.options.queue_timeout.unwrap_or_default();
     let lifetime = lifetime.saturating_add(queue_timeout).min(MAX_SESSION_TTL);
     let session = CreateSessionRequest {
-        mode: mode(sandbox),
-        limits: Some(limits(sandbox)),
-        network: network(sandbox),
         ttl: Some(duration_to_proto(lifetime)),
         idle_ttl: Some(duration_to_proto(SESSION_IDLE_TTL)),
+        project: args.project.clone().unwrap_or_default(),
+        profile: args.profile.clone().unwrap_or_default(),
+        ..session_request(sandbox)?
+    };
+    Ok(StartRunRequest { new_session: Some(session), ..request })
+}
+
+/// The request for a session with this sandbox.
+pub(crate) fn session_request(sandbox: &args::SandboxArgs) -> Result<CreateSessionRequest> {
+    Ok(CreateSessionRequest {
+        mode: policy::mode_to_proto(sandbox.mode),
+        limits: Some(limits(sandbox)),
+        network: network(sandbox),
         labels: sandbox.labels.iter().cloned().collect(),
         idempotency_key: sandbox.idempotency_key.clone().unwrap_or_default(),
         policy: policy::requested(sandbox)?,
-        project: args.project.clone().unwrap_or_default(),
-        profile: args.profile.clone().unwrap_or_default(),
         ..Default::default()
-    };
-    Ok(StartRunRequest { new_session: Some(session), ..request })
+    })
 }
 
 /// Closes the session that was created for this run. A failure does not change the run's result.
@@ -279,9 +286,9 @@ fn start_request(args: &args::Run, stdin: bool) -> Result<StartRunRequest> {
     Ok(StartRunRequest {
         parent: String::new(),
         command: Some(command(args, stdin)?),
-        // Those of the session's files are the session's.
+        // Limits of the session's files are the session's.
         limits: Some(Limits { disk_bytes: None, inodes: None, ..limits(sandbox) }),
-        mode: mode(sandbox),
+        mode: policy::mode_to_proto(sandbox.mode),
         network: network(sandbox),
         labels: sandbox.labels.iter().cloned().collect(),
         retries: args.options.retries,
@@ -333,7 +340,7 @@ fn working_directory(path: &str) -> &str {
 }
 
 /// Returns the requested limits.
-pub(crate) fn limits(args: &args::SandboxArgs) -> Limits {
+fn limits(args: &args::SandboxArgs) -> Limits {
     Limits {
         timeout: args.timeout.map(duration_to_proto),
         memory_bytes: args.memory_bytes,
@@ -346,19 +353,15 @@ pub(crate) fn limits(args: &args::SandboxArgs) -> Limits {
     }
 }
 
-/// Returns the requested sandbox mode.
-pub(crate) fn mode(args: &args::SandboxArgs) -> i32 {
-    args.mode.map_or(SandboxMode::Unspecified, SandboxMode::from).into()
-}
-
 /// Returns the requested network mode.
-pub(crate) fn network(args: &args::SandboxArgs) -> i32 {
+fn network(args: &args::SandboxArgs) -> i32 {
     args.network.requested_mode().map_or(NetworkMode::Unspecified, NetworkMode::from).into()
 }
 
 /// How to return to a run, and how to end it.
 fn still_running(name: &str, tty: bool) -> String {
-    let (id, tty) = (ids::last_segment(name), if tty { "-t " } else { "" });
+    let id = ids::last_segment(name);
+    let tty = if tty { "-t " } else { "" };
     format!(
         "still running; reattach with `codelia attach {tty}{id}`, stop with `codelia kill {id}`"
     )

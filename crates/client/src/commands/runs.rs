@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::{
     args,
-    client::{ALL_SESSIONS, Client},
+    client::Client,
     each::Each,
     exit_status, ids,
     output::{Output, fitting_table, json_array, write_line, write_note},
@@ -35,9 +35,10 @@ pub(crate) async fn ps(client: &Client, args: &args::Ps, output: Output) -> Resu
     }
     let states: &[RunState] =
         if args.all { &[RunState::Unspecified] } else { &[RunState::Running, RunState::Queued] };
+    let parent = resolve::parent(client, args.session.as_deref()).await?;
     let mut runs = Vec::new();
     for state in states {
-        runs.extend(list(client, args, *state).await?);
+        runs.extend(list(client, args, parent.clone(), *state).await?);
     }
     // Ids sort by creation time.
     runs.sort_by(|a, b| b.run_id.cmp(&a.run_id));
@@ -100,11 +101,11 @@ fn usage_cells(usage: Option<&LiveUsage>) -> [String; 4] {
     let size = |bytes: i64| units::bytes(bytes.unsigned_abs());
     let cpu =
         units::millis(usage.cpu_time.as_ref()).map(|millis| format!("{:.1}s", millis / 1000.0));
-    let held = |all: i64| size(all.saturating_sub(usage.page_cache_bytes()));
+    let without_cache = |all: i64| size(all.saturating_sub(usage.page_cache_bytes()));
     let processes = usage.processes.map(|count| count.to_string());
     [
         cpu.unwrap_or_default(),
-        usage.memory_bytes.map(held).unwrap_or_default(),
+        usage.memory_bytes.map(without_cache).unwrap_or_default(),
         processes.unwrap_or_default(),
         size(usage.output_bytes),
     ]
@@ -120,7 +121,7 @@ async fn print_processes(
     let runs = match resolve::run_or_session(client, target).await? {
         RunOrSession::Run(name) => vec![name],
         RunOrSession::Session(name) => {
-            let runs = list_in(client, args, name, RunState::Running).await?;
+            let runs = list(client, args, name, RunState::Running).await?;
             runs.into_iter().map(|run| run.name).collect()
         }
     };
@@ -132,7 +133,8 @@ async fn print_processes(
     if output.is_json() {
         return output.print(&json_array(&found)?, "");
     }
-    let (mut rows, mut notes) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
+    let mut notes = Vec::new();
     for found in found {
         let run = found.run.context("the server sent no run")?.run_id;
         if !found.processes_unavailable.is_empty() {
@@ -182,10 +184,8 @@ fn command(run: &Run) -> String {
 /// Cancels or signals runs.
 pub(crate) async fn kill(client: &Client, args: &args::Kill, output: Output) -> Result<ExitCode> {
     let mut each = Each::new(output);
-    for target in &args.targets {
-        let killed = kill_one(client, target, args).await;
-        each.report(target, client.explained(killed).await)?;
-    }
+    let targets = &args.targets;
+    each.try_all(client, targets, async |target| kill_one(client, target, args).await).await?;
     each.finish()
 }
 
@@ -219,15 +219,7 @@ async fn kill_one(client: &Client, target: &str, args: &args::Kill) -> Result<(V
     Ok((to_json(&run)?, run.run_id))
 }
 
-async fn list(client: &Client, args: &args::Ps, state: RunState) -> Result<Vec<Run>> {
-    let parent = match &args.session {
-        Some(session) => resolve::session(client, session).await?,
-        None => ALL_SESSIONS.to_owned(),
-    };
-    list_in(client, args, parent, state).await
-}
-
-async fn list_in(
+async fn list(
     client: &Client,
     args: &args::Ps,
     parent: String,

@@ -13,7 +13,7 @@ use codelia_proto::{
     },
 };
 
-use super::{policy, run};
+use super::run;
 use crate::{args, client::Client, each::Each, ids, output::Output, resolve, units, words::Word};
 
 /// Executes `codelia session`.
@@ -47,20 +47,14 @@ pub(crate) async fn session(
 }
 
 async fn create(client: &Client, args: &args::CreateSession, output: Output) -> Result<()> {
-    let sandbox = &args.sandbox;
     let request = CreateSessionRequest {
         alias: args.alias.clone().unwrap_or_default(),
-        mode: run::mode(sandbox),
-        limits: Some(run::limits(sandbox)),
-        network: run::network(sandbox),
         ttl: args.ttl.map(duration_to_proto),
         idle_ttl: args.idle_ttl.map(duration_to_proto),
-        labels: sandbox.labels.iter().cloned().collect(),
-        idempotency_key: sandbox.idempotency_key.clone().unwrap_or_default(),
-        policy: policy::requested(sandbox)?,
         allow_data_loss: args.allow_data_loss,
         project: args.project.clone().unwrap_or_default(),
         profile: args.profile.clone().unwrap_or_default(),
+        ..run::session_request(&args.sandbox)?
     };
     let session = client.call(request).await?;
     output.print_message_as(&session, &session.session_id)
@@ -133,14 +127,11 @@ async fn show(client: &Client, session: &str, output: Output) -> Result<()> {
 
 async fn close(client: &Client, sessions: &[String], output: Output) -> Result<ExitCode> {
     let mut each = Each::new(output);
-    for session in sessions {
-        let closed = client.explained(close_one(client, session).await).await;
-        each.report(session, closed.and_then(|closed| Ok((to_json(&closed)?, closed.session_id))))?;
-    }
+    each.try_all(client, sessions, async |session| {
+        let name = resolve::session(client, session).await?;
+        let closed = client.call(CloseSessionRequest { name }).await?;
+        Ok((to_json(&closed)?, closed.session_id))
+    })
+    .await?;
     each.finish()
-}
-
-async fn close_one(client: &Client, session: &str) -> Result<Session> {
-    let request = CloseSessionRequest { name: resolve::session(client, session).await? };
-    client.call(request).await
 }

@@ -6,14 +6,22 @@ use codelia_proto::{
     v1::{CreateVolumeRequest, DeleteVolumeRequest, GetVolumeRequest, ListVolumesRequest, Volume},
 };
 
-use crate::{args, client::Client, output::Output, units};
+use crate::{
+    args,
+    client::{Client, resource_name},
+    output::Output,
+    units,
+};
 
 /// Executes `codelia volume`.
 pub(crate) async fn volume(client: &Client, command: args::Volumes, output: Output) -> Result<()> {
     let volume = match command {
         args::Volumes::Ls => return list(client, output).await,
         args::Volumes::Rm { volume } => {
-            client.volumes().delete_volume(DeleteVolumeRequest { name: resource(&volume) }).await?;
+            client
+                .volumes()
+                .delete_volume(DeleteVolumeRequest { name: resource_name("volumes", &volume) })
+                .await?;
             return output.print(&serde_json::json!({ "volumeId": volume }), "");
         }
         args::Volumes::Create { name, max_bytes, ttl, project } => {
@@ -26,14 +34,10 @@ pub(crate) async fn volume(client: &Client, command: args::Volumes, output: Outp
             client.call(request).await?
         }
         args::Volumes::Show { volume } => {
-            client.call(GetVolumeRequest { name: resource(&volume) }).await?
+            client.call(GetVolumeRequest { name: resource_name("volumes", &volume) }).await?
         }
     };
     output.print_message(&volume)
-}
-
-fn resource(name: &str) -> String {
-    if name.contains('/') { name.to_owned() } else { format!("volumes/{name}") }
 }
 
 async fn list(client: &Client, output: Output) -> Result<()> {

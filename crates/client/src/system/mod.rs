@@ -1,4 +1,4 @@
-//! What differs between systems: terminal, signals, streams and permissions of files. All of it is
+//! Differences between systems: terminal, signals, streams and permissions of files. All of it is
 //! for Unix; others have a part, and say what they lack.
 
 #[cfg(not(unix))]

@@ -10,7 +10,7 @@ use codelia_proto::v1::{
 
 use crate::{
     args::{self, ApprovalsCommand, ListApprovals},
-    client::{ALL_SESSIONS, Client},
+    client::Client,
     ids,
     output::Output,
     resolve, units,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 #[cfg(unix)]
-pub(crate) use watch::{RETRY_DELAY, is_transient};
+pub(crate) use watch::follow;
 
 /// Executes `codelia approvals`.
 pub(crate) async fn approvals(
@@ -30,16 +30,18 @@ pub(crate) async fn approvals(
         None => return list(client, &args.list, output).await,
         Some(ApprovalsCommand::List(args)) => return list(client, &args, output).await,
         Some(ApprovalsCommand::Watch { session }) => {
-            let parent = parent(client, session.as_deref()).await?;
+            let parent = resolve::parent(client, session.as_deref()).await?;
             return watch::watch(client, &parent, output).await;
         }
         Some(ApprovalsCommand::Allow { approval, scope, directory, reason }) => {
             let name = resolve::approval(client, &approval).await?;
-            decide(client, name, (Some(scope_to_proto(scope)), reach(directory)), reason).await?
+            let decision = Decision { allow: Some(scope_to_proto(scope)), reach: reach(directory) };
+            decide(client, name, decision, reason).await?
         }
         Some(ApprovalsCommand::Deny { approval, directory, reason }) => {
             let name = resolve::approval(client, &approval).await?;
-            decide(client, name, (None, reach(directory)), reason).await?
+            let decision = Decision { allow: None, reach: reach(directory) };
+            decide(client, name, decision, reason).await?
         }
         Some(ApprovalsCommand::Revoke { approval, reason }) => {
             let name = resolve::approval(client, &approval).await?;
@@ -49,16 +51,8 @@ pub(crate) async fn approvals(
     output.print_message_as(&decided, &decision(&decided))
 }
 
-/// The sessions to list approvals of.
-pub(crate) async fn parent(client: &Client, session: Option<&str>) -> Result<String> {
-    match session {
-        Some(session) => resolve::session(client, session).await,
-        None => Ok(ALL_SESSIONS.to_owned()),
-    }
-}
-
 async fn list(client: &Client, args: &ListApprovals, output: Output) -> Result<()> {
-    let parent = parent(client, args.session.as_deref()).await?;
+    let parent = resolve::parent(client, args.session.as_deref()).await?;
     let filter = match (args.all, args.granted) {
         (true, _) => ApprovalFilter::All,
         (false, true) => ApprovalFilter::Granted,
@@ -86,11 +80,19 @@ async fn list(client: &Client, args: &ListApprovals, output: Output) -> Result<(
     })
 }
 
+/// A decision about an approval.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Decision {
+    /// The runs that it allows; `None` denies.
+    pub(crate) allow: Option<ApprovalScope>,
+    pub(crate) reach: ApprovalReach,
+}
+
 /// Decides about an approval: allows it for a scope, or denies it.
 pub(crate) async fn decide(
     client: &Client,
     name: String,
-    (allow, reach): (Option<ApprovalScope>, ApprovalReach),
+    Decision { allow, reach }: Decision,
     reason: String,
 ) -> Result<Approval> {
     let decision = if allow.is_some() { ApprovalDecision::Allow } else { ApprovalDecision::Deny };
@@ -121,7 +123,7 @@ fn state(approval: &Approval) -> String {
     }
 }
 
-/// What is requested, such as `egress_host example.com:443`.
+/// The kind and object of a request, such as `egress_host example.com:443`.
 fn what(approval: &Approval) -> String {
     let kind = approval.kind().word();
     match (approval.host.as_str(), approval.port) {

@@ -9,8 +9,7 @@ use std::{
 
 use anyhow::Result;
 use codelia_proto::v1::{
-    Approval, ApprovalReach, ApprovalScope, ApprovalState, WatchApprovalsRequest,
-    WatchApprovalsResponse,
+    Approval, ApprovalScope, ApprovalState, WatchApprovalsRequest, WatchApprovalsResponse,
 };
 use codelia_telemetry::task;
 use tokio::{
@@ -19,7 +18,7 @@ use tokio::{
 };
 use tonic::{Code, Status, Streaming};
 
-use super::{decide, decision, what};
+use super::{Decision, decide, decision, reach, what};
 use crate::{
     client::Client,
     error_report,
@@ -28,7 +27,7 @@ use crate::{
 };
 
 /// Between two attempts to connect again.
-pub(crate) const RETRY_DELAY: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Decided approvals that are remembered, so that nothing is printed twice.
 const MAX_PRINTED: usize = 1000;
 const QUESTION: &str =
@@ -42,13 +41,25 @@ pub(super) async fn watch(client: &Client, parent: &str, output: Output) -> Resu
     let is_asking =
         !output.is_json() && std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
     let mut view = View { lines: is_asking.then(read_lines), ..View::new(client, output) };
+    let on_loss = || output::write_note("connection lost, connecting again");
+    follow(client, parent, async |stream| view.follow(stream).await, on_loss).await
+}
+
+/// Reads approvals, and connects again when the server is restarted. `read` returns why a stream
+/// ended; `on_loss` is called once for each loss of the connection.
+pub(crate) async fn follow(
+    client: &Client,
+    parent: &str,
+    mut read: impl AsyncFnMut(Streaming<WatchApprovalsResponse>) -> Result<Status>,
+    on_loss: impl Fn(),
+) -> Result<()> {
     let mut is_connected = true;
     loop {
         let request = WatchApprovalsRequest { parent: parent.to_owned() };
         let status = match client.approvals().watch_approvals(request).await {
             Ok(stream) => {
                 is_connected = true;
-                view.follow(stream.into_inner()).await?
+                read(stream.into_inner()).await?
             }
             Err(status) => status,
         };
@@ -56,14 +67,14 @@ pub(super) async fn watch(client: &Client, parent: &str, output: Output) -> Resu
             return Err(status.into());
         }
         if std::mem::replace(&mut is_connected, false) {
-            output::write_note("connection lost, connecting again");
+            on_loss();
         }
         tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 
 /// Whether another call may succeed: the server is restarted, or the connection broke.
-pub(crate) fn is_transient(status: &Status) -> bool {
+fn is_transient(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Aborted)
 }
 
@@ -81,16 +92,16 @@ fn read_lines() -> mpsc::Receiver<String> {
     receiver
 }
 
-/// What the user has seen and is asked about.
+/// Approvals that the user has seen and is asked about.
 #[derive(Debug)]
 struct View<'a> {
     client: &'a Client,
     output: Output,
     /// Answers of the user, if there is one to ask.
     lines: Option<mpsc::Receiver<String>>,
-    /// What was printed of each approval that is pending or was decided since.
+    /// The printed state of each approval that is pending or was decided since.
     printed: HashMap<String, (ApprovalState, bool)>,
-    /// Those to ask about; the first was asked.
+    /// Approvals to ask about; the first was asked.
     pending: VecDeque<Approval>,
 }
 
@@ -163,16 +174,11 @@ impl<'a> View<'a> {
             return Ok(());
         };
         let Some(approval) = self.pending.pop_front() else { return Ok(()) };
-        let (allow, reach) = match answer {
-            Answer::Allow(scope) => (Some(scope), ApprovalReach::Unspecified),
-            Answer::AllowDirectory(scope) => (Some(scope), ApprovalReach::Directory),
-            Answer::Deny => (None, ApprovalReach::Unspecified),
-            Answer::Skip => {
-                self.ask();
-                return Ok(());
-            }
+        let Answer::Decide(decision) = answer else {
+            self.ask();
+            return Ok(());
         };
-        match decide(self.client, approval.name, (allow, reach), String::new()).await {
+        match decide(self.client, approval.name, decision, String::new()).await {
             Ok(decided) => self.show(decided)?,
             Err(error) => error_report::print_about(&approval.approval_id, &error),
         }
@@ -188,33 +194,28 @@ async fn next_line(lines: &mut Option<mpsc::Receiver<String>>) -> Option<String>
     }
 }
 
-/// What the user typed.
+/// A line that the user typed.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
-    Allow(ApprovalScope),
-    /// All files of the directory.
-    AllowDirectory(ApprovalScope),
-    Deny,
+    Decide(Decision),
     Skip,
 }
 
 impl Answer {
     fn parse(line: &str) -> Option<Self> {
-        match line {
-            "a" => Some(Self::Allow(ApprovalScope::Once)),
-            "s" => Some(Self::Allow(ApprovalScope::Session)),
-            "u" => Some(Self::Allow(ApprovalScope::User)),
-            "p" => Some(Self::Allow(ApprovalScope::Project)),
-            "t" => Some(Self::Allow(ApprovalScope::Tenant)),
-            "f" => Some(Self::AllowDirectory(ApprovalScope::Once)),
-            "S" => Some(Self::AllowDirectory(ApprovalScope::Session)),
-            "U" => Some(Self::AllowDirectory(ApprovalScope::User)),
-            "P" => Some(Self::AllowDirectory(ApprovalScope::Project)),
-            "T" => Some(Self::AllowDirectory(ApprovalScope::Tenant)),
-            "d" => Some(Self::Deny),
-            "" => Some(Self::Skip),
-            _ => None,
-        }
+        let allow = match line {
+            "" => return Some(Self::Skip),
+            "d" => None,
+            "a" | "f" => Some(ApprovalScope::Once),
+            "s" | "S" => Some(ApprovalScope::Session),
+            "u" | "U" => Some(ApprovalScope::User),
+            "p" | "P" => Some(ApprovalScope::Project),
+            "t" | "T" => Some(ApprovalScope::Tenant),
+            _ => return None,
+        };
+        // All files of the folder.
+        let is_folder = matches!(line, "f" | "S" | "U" | "P" | "T");
+        Some(Self::Decide(Decision { allow, reach: reach(is_folder) }))
     }
 }
 
@@ -234,15 +235,20 @@ fn line(approval: &Approval) -> String {
 
 #[cfg(test)]
 mod tests {
+    use codelia_proto::v1::ApprovalReach;
+
     use super::*;
 
     #[test]
     fn only_known_letters_decide() {
-        assert_eq!(Answer::parse("a"), Some(Answer::Allow(ApprovalScope::Once)));
-        assert_eq!(Answer::parse("t"), Some(Answer::Allow(ApprovalScope::Tenant)));
-        assert_eq!(Answer::parse("p"), Some(Answer::Allow(ApprovalScope::Project)));
-        assert_eq!(Answer::parse("U"), Some(Answer::AllowDirectory(ApprovalScope::User)));
-        assert_eq!(Answer::parse("d"), Some(Answer::Deny));
+        let decided = |allow, reach| Some(Answer::Decide(Decision { allow, reach }));
+        let allowed = |scope| decided(Some(scope), ApprovalReach::Unspecified);
+        assert_eq!(Answer::parse("a"), allowed(ApprovalScope::Once));
+        assert_eq!(Answer::parse("t"), allowed(ApprovalScope::Tenant));
+        assert_eq!(Answer::parse("p"), allowed(ApprovalScope::Project));
+        let folder = decided(Some(ApprovalScope::User), ApprovalReach::Directory);
+        assert_eq!(Answer::parse("U"), folder);
+        assert_eq!(Answer::parse("d"), decided(None, ApprovalReach::Unspecified));
         assert_eq!(Answer::parse(""), Some(Answer::Skip));
         for unknown in ["A", "y", "yes", "allow", "as"] {
             assert_eq!(Answer::parse(unknown), None, "{unknown}");

@@ -1,22 +1,22 @@
 //! `codelia export` and `codelia import`.
 
-use std::{io::IsTerminal, path::Path, pin::pin, process::ExitCode};
+use std::{io::IsTerminal, path::Path, process::ExitCode};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use codelia_proto::v1::{
     ArchiveFormat, ExportFilesRequest, ExportFilesResponse, ExportSummary, ImportFilesFinish,
-    ImportFilesOpen, ImportFilesRequest, ImportFilesResponse, SkipReason, export_files_response,
+    ImportFilesOpen, ImportFilesRequest, SkipReason, export_files_response,
     import_files_request::Kind,
 };
 use indicatif::ProgressBar;
-use tokio::{io::AsyncReadExt, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 use super::{
     download::{Sink, Target},
+    interrupt::or_signal,
     progress,
-    upload::{self, CHUNK_BYTES, QUEUE_SIZE, Source},
+    upload::{Messages, Source, send},
 };
 use crate::{
     args,
@@ -24,7 +24,6 @@ use crate::{
     error_report::AboutFile,
     output::{self, Output},
     resolve,
-    signals::Signals,
 };
 
 const STDIO: &str = "-";
@@ -42,12 +41,12 @@ pub(crate) async fn export(
         !is_stdout || !std::io::stdout().is_terminal(),
         "an archive cannot be shown on a terminal: name a file with -o, or use a pipe"
     );
-    let (session, path) = args.path.split_once(':').unwrap_or((&args.path, ""));
     let is_zstd =
         args.zstd || args.output.extension().is_some_and(|end| end == "zst" || end == "tzst");
     let format = if is_zstd { ArchiveFormat::TarZstd } else { ArchiveFormat::Tar };
-    let parent = resolve::session(client, session).await?;
-    let request = ExportFilesRequest { parent, path: path.to_owned(), format: format.into() };
+    let parent = resolve::session(client, &args.path.session).await?;
+    let path = args.path.path.clone();
+    let request = ExportFilesRequest { parent, path, format: format.into() };
     let target =
         if is_stdout { Target::Stdout } else { Target::file(args.output.clone(), args.force) };
     let bar = progress::bar(None);
@@ -62,14 +61,10 @@ pub(crate) async fn export(
     let summary = if is_stdout {
         packed.await
     } else {
-        let mut signals = Signals::catch()?;
-        tokio::select! {
-            packed = packed => packed,
-            _ = signals.next() => Err(anyhow::anyhow!("interrupted; the incomplete archive was removed")),
-        }
+        or_signal(packed, "interrupted; the incomplete archive was removed").await
     };
     bar.finish_and_clear();
-    let summary = summary.about_file(session, path)?;
+    let summary = summary.about_file(&args.path)?;
     report_skipped(&summary);
     if !is_stdout {
         output.print_json(&summary)?;
@@ -130,52 +125,17 @@ pub(crate) async fn import(client: &Client, args: &args::Import, output: Output)
     } else {
         Source::open(&args.file).await?
     };
-    let (session, path) = (&args.path.session, &args.path.path);
-    let parent = resolve::session(client, session).await?;
-    let open = ImportFilesOpen { parent, path: path.clone(), overwrite: args.force };
+    let parent = resolve::session(client, &args.path.session).await?;
+    let open = ImportFilesOpen { parent, path: args.path.path.clone(), overwrite: args.force };
     let bar = progress::bar(source.size);
-    let imported = send(client, open, source.bytes, &bar).await;
-    bar.finish_and_clear();
-    output.print_json(&imported.about_file(session, path)?)
-}
-
-async fn send(
-    client: &Client,
-    open: ImportFilesOpen,
-    mut bytes: upload::Bytes,
-    bar: &ProgressBar,
-) -> Result<ImportFilesResponse> {
-    let (requests, queue) = mpsc::channel(QUEUE_SIZE);
-    let mut files = client.files();
-    let mut call = pin!(files.import_files(ReceiverStream::new(queue)));
-    let response = tokio::select! {
-        // A response before everything was sent is an error.
-        response = &mut call => response,
-        sent = send_chunks(requests, open, &mut bytes, bar) => {
-            sent.context("cannot read the archive")?;
-            call.await
-        }
+    let messages = Messages {
+        open: ImportFilesRequest { kind: Some(Kind::Open(open)) },
+        data: |data| ImportFilesRequest { kind: Some(Kind::Data(data.into())) },
+        finish: ImportFilesRequest { kind: Some(Kind::Finish(ImportFilesFinish {})) },
     };
-    Ok(response?.into_inner())
-}
-
-async fn send_chunks(
-    requests: mpsc::Sender<ImportFilesRequest>,
-    open: ImportFilesOpen,
-    bytes: &mut upload::Bytes,
-    bar: &ProgressBar,
-) -> std::io::Result<()> {
-    // A closed queue means that the server has responded already.
-    let send = async |kind| requests.send(ImportFilesRequest { kind: Some(kind) }).await.is_ok();
-    let mut is_open = send(Kind::Open(open)).await;
-    while is_open {
-        let mut chunk = Vec::with_capacity(CHUNK_BYTES);
-        if (&mut *bytes).take(CHUNK_BYTES as u64).read_to_end(&mut chunk).await? == 0 {
-            send(Kind::Finish(ImportFilesFinish {})).await;
-            break;
-        }
-        bar.inc(chunk.len() as u64);
-        is_open = send(Kind::Data(chunk.into())).await;
-    }
-    Ok(())
+    let mut files = client.files();
+    let call = async |queue: ReceiverStream<_>| files.import_files(queue).await;
+    let imported = send(call, messages, source.bytes, "cannot read the archive", &bar).await;
+    bar.finish_and_clear();
+    output.print_json(&imported.about_file(&args.path)?)
 }

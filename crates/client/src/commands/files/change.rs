@@ -9,7 +9,7 @@ use codelia_proto::{
 };
 use serde_json::{Value, json};
 
-use super::{has_reason, is_directory, join};
+use super::remote_file::{has_reason, is_directory, join};
 use crate::{
     args::{self, SessionPath},
     client::Client,
@@ -22,20 +22,20 @@ use crate::{
 /// Removes files and directories.
 pub(crate) async fn rm(client: &Client, args: &args::Rm, output: Output) -> Result<ExitCode> {
     let mut each = Each::new(output);
-    for path in &args.paths {
-        let removed = client.explained(remove(client, path, args).await).await;
-        each.report(&path.to_string(), removed.map(|json| (json, String::new())))?;
-    }
+    each.try_all(client, &args.paths, async |path| {
+        Ok((remove(client, path, args).await?, String::new()))
+    })
+    .await?;
     each.finish()
 }
 
 async fn remove(client: &Client, path: &SessionPath, args: &args::Rm) -> Result<Value> {
     let parent = resolve::session(client, &path.session).await?;
     let request = RemoveFileRequest { parent, path: path.path.clone(), recursive: args.recursive };
-    let removed = match client.files().remove_file(request).await {
-        Ok(_) => true,
-        Err(status) if args.force && has_reason(&status, "FILE_NOT_FOUND") => false,
-        Err(status) => return Err(status).about_file(&path.session, &path.path),
+    let removed = client.files().remove_file(request).await;
+    let removed = match removed.about_file(path) {
+        Err(error) if args.force && has_reason(&error, "FILE_NOT_FOUND") => false,
+        removed => removed.map(|_| true)?,
     };
     Ok(json!({ "path": path.path, "removed": removed }))
 }
@@ -43,22 +43,23 @@ async fn remove(client: &Client, path: &SessionPath, args: &args::Rm) -> Result<
 /// Creates directories.
 pub(crate) async fn mkdir(client: &Client, args: &args::Mkdir, output: Output) -> Result<ExitCode> {
     let mut each = Each::new(output);
-    for path in &args.paths {
-        let created = client.explained(make(client, path, args.parents).await).await;
-        each.report(&path.to_string(), created.map(|json| (json, String::new())))?;
-    }
+    each.try_all(client, &args.paths, async |path| {
+        Ok((make(client, path, args.parents).await?, String::new()))
+    })
+    .await?;
     each.finish()
 }
 
 async fn make(client: &Client, path: &SessionPath, parents: bool) -> Result<Value> {
     let parent = resolve::session(client, &path.session).await?;
     let request = MakeDirectoryRequest { parent, path: path.path.clone(), parents };
-    Ok(to_json(&client.call(request).await.about_file(&path.session, &path.path)?)?)
+    Ok(to_json(&client.call(request).await.about_file(path)?)?)
 }
 
 /// Moves or renames a file or directory.
 pub(crate) async fn mv(client: &Client, args: &args::Mv, output: Output) -> Result<()> {
-    let (from, to) = (&args.source, &args.destination);
+    let from = &args.source;
+    let to = &args.destination;
     let parent = resolve::session(client, &from.session).await?;
     let is_same =
         from.session == to.session || resolve::session(client, &to.session).await? == parent;

@@ -11,11 +11,14 @@ use indicatif::ProgressBar;
 use serde_json::Value;
 
 use super::{
-    LocalKind, MODE_MASK,
     download::{Target, download},
-    has_reason, is_directory, join,
+    interrupt::or_signal,
+    limits::MODE_MASK,
+    local_entry::{LocalEntry, LocalKind},
     local_tree::LocalTree,
-    progress, remote_tree, resume,
+    progress,
+    remote_file::{has_reason, is_directory, join, join_all, size},
+    remote_tree, resume,
     upload::{Source, upload},
 };
 use crate::{
@@ -25,7 +28,6 @@ use crate::{
     error_report::AboutFile,
     output::{self, Output},
     resolve,
-    signals::Signals,
 };
 
 /// Copies files and directories to or from a session.
@@ -45,23 +47,15 @@ pub(crate) async fn cp(client: &Client, args: &args::Cp, output: Output) -> Resu
         "--resume needs files: stdin and stdout cannot be continued"
     );
     let mut copy = Copy { client, args, each: Each::new(output), bar: progress::bar(Some(0)) };
-    // Without a temporary file a signal may end the program at once, also while stdout is blocked.
-    let mut signals =
-        if matches!(args.destination, Local(_)) { Some(Signals::catch()?) } else { None };
-    let interrupted = async {
-        match &mut signals {
-            Some(signals) => drop(signals.next().await),
-            None => std::future::pending().await,
-        }
-    };
     let on_signal = if args.resume {
         "interrupted; repeat the command to continue"
     } else {
         "interrupted; incomplete files were removed"
     };
-    let copied = tokio::select! {
-        copied = copy.all() => copied,
-        () = interrupted => Err(anyhow::anyhow!(on_signal)),
+    // Without a temporary file a signal may end the program at once, also while stdout is blocked.
+    let copied = match &args.destination {
+        Local(_) => or_signal(copy.all(), on_signal).await,
+        Session(_) | Stdio => copy.all().await,
     };
     copy.bar.finish_and_clear();
     copied?;
@@ -76,20 +70,13 @@ pub(crate) async fn cp(client: &Client, args: &args::Cp, output: Output) -> Resu
 /// Writes files of sessions to stdout.
 pub(crate) async fn cat(client: &Client, args: &args::Cat, output: Output) -> Result<ExitCode> {
     let mut each = Each::new(output);
-    for path in &args.paths {
-        let written = async {
-            let parent = resolve::session(client, &path.session).await?;
-            let request = read_request(&parent, &path.path);
-            let file =
-                download(client, request, Target::Stdout, None, &ProgressBar::hidden()).await;
-            file.about_file(&path.session, &path.path)
-        };
-        let written = client.explained(written.await).await;
-        each.report(
-            &path.to_string(),
-            written.and_then(|file| Ok((to_json(&file)?, String::new()))),
-        )?;
-    }
+    each.try_all(client, &args.paths, async |path| {
+        let parent = resolve::session(client, &path.session).await?;
+        let request = read_request(&parent, &path.path);
+        let file = download(client, request, Target::Stdout, None, &ProgressBar::hidden()).await;
+        Ok((to_json(&file.about_file(path)?)?, String::new()))
+    })
+    .await?;
     Ok(each.exit_code())
 }
 
@@ -115,19 +102,17 @@ impl Copy<'_> {
         let several = self.args.sources.len() > 1;
         let into = named
             || (several || self.args.recursive)
-                && is_directory(self.client, &parent, &to.path)
-                    .await
-                    .about_file(&to.session, &to.path)?;
+                && is_directory(self.client, &parent, &to.path).await.about_file(to)?;
         ensure!(into || !several, "{to} is not a directory, and there are several sources");
         for source in &self.args.sources {
             let uploaded = match source {
                 CopyPath::Local(path) if path.is_dir() && self.args.recursive => {
                     let name = path.file_name().and_then(|name| name.to_str());
-                    let path_there = match name {
-                        Some(name) if into => join(&to.path, name),
-                        _ => to.path.clone(),
+                    let there = match name {
+                        Some(name) if into => to.with_path(join(&to.path, name)),
+                        _ => to.clone(),
                     };
-                    self.upload_tree(path, &parent, &to.session, &path_there).await.map(|()| None)
+                    self.upload_tree(path, &parent, &there).await.map(|()| None)
                 }
                 source => self.upload_file(source, &parent, to, into).await.map(Some),
             };
@@ -158,7 +143,7 @@ impl Copy<'_> {
             to.path.clone()
         };
         self.bar.inc_length(source.size.unwrap_or_default());
-        self.upload(source, parent, &path).await.about_file(&to.session, &path)
+        self.upload(source, parent, &path).await.about_file(&to.with_path(path))
     }
 
     /// Uploads a file, unless it is complete and the copy continues another one.
@@ -172,56 +157,50 @@ impl Copy<'_> {
         upload(self.client, source, parent.to_owned(), path.to_owned(), &self.bar).await
     }
 
-    async fn upload_tree(
-        &mut self,
-        from: &Path,
-        parent: &str,
-        session: &str,
-        to: &str,
-    ) -> Result<()> {
+    async fn upload_tree(&mut self, from: &Path, parent: &str, to: &SessionPath) -> Result<()> {
         let tree = LocalTree::open(from)?;
         let entries = tree.walk()?;
         let files = entries.iter().filter(|entry| entry.kind == LocalKind::File);
         self.bar.inc_length(files.map(|entry| entry.size).sum());
-        self.make_directory(parent, session, to).await?;
+        self.make_directory(parent, to).await?;
         for entry in &entries {
             let shown = tree.shown(&entry.path).display().to_string();
-            let path = entry.path.iter().fold(to.to_owned(), |path, name| join(&path, name));
+            let there = to.with_path(join_all(&to.path, &entry.path));
             let uploaded = match entry.kind {
-                LocalKind::Directory => self.make_directory(parent, session, &path).await.map(Some),
-                LocalKind::File => {
-                    let source =
-                        tree.read(&entry.path).and_then(|file| Ok(Source::from_file(file)?));
-                    match source {
-                        Ok(source) => self
-                            .upload(source, parent, &path)
-                            .await
-                            .about_file(session, &path)
-                            .map(Some),
-                        Err(error) => Err(error),
-                    }
-                }
+                LocalKind::Directory => self.make_directory(parent, &there).await,
+                LocalKind::File => self.upload_entry(&tree, entry, parent, &there).await,
                 LocalKind::Other => {
                     self.skip(&shown);
                     continue;
                 }
             };
-            self.report(&shown, uploaded).await?;
+            self.report(&shown, uploaded.map(Some)).await?;
         }
         Ok(())
     }
 
+    async fn upload_entry(
+        &self,
+        tree: &LocalTree,
+        entry: &LocalEntry,
+        parent: &str,
+        to: &SessionPath,
+    ) -> Result<File> {
+        let source = Source::from_file(tree.read(&entry.path)?)?;
+        self.upload(source, parent, &to.path).await.about_file(to)
+    }
+
     /// Creates a directory in the session, or accepts the one that exists.
-    async fn make_directory(&self, parent: &str, session: &str, path: &str) -> Result<File> {
-        if path.is_empty() {
+    async fn make_directory(&self, parent: &str, to: &SessionPath) -> Result<File> {
+        if to.path.is_empty() {
             return Ok(File { kind: FileKind::Directory.into(), ..File::default() });
         }
         let request = MakeDirectoryRequest {
             parent: parent.to_owned(),
-            path: path.to_owned(),
+            path: to.path.clone(),
             parents: true,
         };
-        self.client.call(request).await.about_file(session, path)
+        self.client.call(request).await.about_file(to)
     }
 
     async fn download_all(&mut self, to: Option<&Path>) -> Result<()> {
@@ -248,9 +227,7 @@ impl Copy<'_> {
     ) -> Result<Option<File>> {
         let parent = resolve::session(self.client, &from.session).await?;
         if self.args.recursive
-            && is_directory(self.client, &parent, &from.path)
-                .await
-                .about_file(&from.session, &from.path)?
+            && is_directory(self.client, &parent, &from.path).await.about_file(from)?
         {
             let to = to.context("a directory cannot be copied to stdout")?;
             return self.download_tree(from, &parent, to).await.map(|()| None);
@@ -260,7 +237,7 @@ impl Copy<'_> {
             None => Target::Stdout,
         };
         let file = self.download(read_request(&parent, &from.path), target, None).await;
-        file.about_file(&from.session, &from.path).map(Some)
+        file.about_file(from).map(Some)
     }
 
     async fn download(
@@ -279,7 +256,7 @@ impl Copy<'_> {
 
     async fn download_tree(&mut self, from: &SessionPath, parent: &str, to: &Path) -> Result<()> {
         let entries = remote_tree::walk(self.client, parent, &from.path).await;
-        let entries = entries.about_file(&from.session, &from.path)?;
+        let entries = entries.about_file(from)?;
         let (mut tree, root) = open_destination(to, &from.path)?;
         tree.create_directory(&root, MODE_MASK)?;
         let sizes = entries
@@ -288,8 +265,8 @@ impl Copy<'_> {
             .map(|entry| size(&entry.file));
         self.bar.inc_length(sizes.sum());
         for entry in &entries {
-            let path = entry.path.iter().fold(from.path.clone(), |path, name| join(&path, name));
-            let shown = SessionPath { session: from.session.clone(), path }.to_string();
+            let remote = from.with_path(join_all(&from.path, &entry.path));
+            let shown = remote.to_string();
             let local = [root.as_slice(), &entry.path].concat();
             let copied = match entry.file.kind() {
                 _ if !entry.has_plain_name() => Err(anyhow::anyhow!("the file name is not valid")),
@@ -297,7 +274,8 @@ impl Copy<'_> {
                     .create_directory(&local, entry.file.mode.cast_unsigned() & MODE_MASK)
                     .map(|()| entry.file.clone()),
                 FileKind::Regular => {
-                    self.download_entry(&mut tree, &local, entry, (parent, from)).await
+                    let limit = size(&entry.file);
+                    self.download_entry(&mut tree, &local, parent, &remote, limit).await
                 }
                 FileKind::Symlink | FileKind::Special | FileKind::Unspecified => {
                     self.skip(&shown);
@@ -313,15 +291,13 @@ impl Copy<'_> {
         &self,
         tree: &mut LocalTree,
         local: &[String],
-        entry: &remote_tree::Entry,
-        (parent, from): (&str, &SessionPath),
+        parent: &str,
+        remote: &SessionPath,
+        limit: u64,
     ) -> Result<File> {
-        let path = entry.path.iter().fold(from.path.clone(), |path, name| join(&path, name));
         let target = tree.target(local, self.args.force)?;
-        let request = read_request(parent, &path);
-        let limit = Some(size(&entry.file));
-        let file = self.download(request, target, limit).await;
-        let file = file.about_file(&from.session, &path)?;
+        let file = self.download(read_request(parent, &remote.path), target, Some(limit)).await;
+        let file = file.about_file(remote)?;
         tree.record_file(local)?;
         Ok(file)
     }
@@ -345,9 +321,7 @@ impl Copy<'_> {
 
 /// Adds the remedy to the refusal to read a directory as a file.
 fn with_hint(error: anyhow::Error) -> anyhow::Error {
-    let is_directory = error
-        .downcast_ref::<tonic::Status>()
-        .is_some_and(|status| has_reason(status, "IS_A_DIRECTORY"));
+    let is_directory = has_reason(&error, "IS_A_DIRECTORY");
     if is_directory { anyhow::anyhow!("it is a directory (copy it with -r)") } else { error }
 }
 
@@ -371,8 +345,4 @@ fn read_request(parent: &str, path: &str) -> ReadFileRequest {
         path: path.to_owned(),
         ..ReadFileRequest::default()
     }
-}
-
-fn size(file: &File) -> u64 {
-    u64::try_from(file.size_bytes).unwrap_or_default()
 }

@@ -11,7 +11,10 @@ use indicatif::ProgressBar;
 use tempfile::NamedTempFile;
 use tonic::Streaming;
 
-use super::{MODE_MASK, NO_FILE, local_tree::Directory};
+use super::{
+    limits::MODE_MASK,
+    remote_file::{NO_FILE, size},
+};
 use crate::{client::Client, output::stdout_error, system};
 
 /// Reads a file of a session into `target`: at most `limit` bytes, or as many as the server names.
@@ -25,7 +28,7 @@ pub(super) async fn download(
     let mut chunks = client.files().read_file(request).await?.into_inner();
     let first = chunks.message().await?.and_then(|chunk| chunk.kind);
     let Some(read_file_response::Kind::File(file)) = first else { bail!(NO_FILE) };
-    let limit = limit.unwrap_or_else(|| u64::try_from(file.size_bytes).unwrap_or_default());
+    let limit = limit.unwrap_or_else(|| size(&file));
     let mut sink = target.open(file.mode.cast_unsigned())?;
     copy_chunks(&mut chunks, |data| sink.write(data), limit, bar).await?;
     sink.finish()?;
@@ -70,7 +73,7 @@ pub(super) struct LocalFile {
     /// Whether it may replace another file.
     pub(super) force: bool,
     /// Keeps the directory open that `path` refers to.
-    pub(super) _directory: Option<Directory>,
+    pub(super) _directory: Option<std::fs::File>,
 }
 
 /// An open [`Target`].

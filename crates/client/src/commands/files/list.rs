@@ -6,11 +6,12 @@ use anyhow::{Result, bail, ensure};
 use codelia_proto::v1::{File, FileKind, StatFileRequest};
 
 use super::{
-    MAX_DEPTH, MAX_ENTRIES, has_reason,
+    limits::{MAX_DEPTH, MAX_ENTRIES},
+    remote_file::has_reason,
     remote_tree::{self, Entry},
 };
 use crate::{
-    args,
+    args::{self, SessionPath},
     client::Client,
     error_report::AboutFile,
     output::{Output, json_array, table, write_line},
@@ -22,22 +23,23 @@ const MAX_LEVELS: i32 = 100;
 
 /// Lists a directory of a session, or shows one file.
 pub(crate) async fn ls(client: &Client, args: &args::Ls, output: Output) -> Result<()> {
-    let (session, path) = args.path.split_once(':').unwrap_or((&args.path, ""));
+    let SessionPath { session, path } = &args.path;
     let parent = resolve::session(client, session).await?;
     let listed = if args.recursive {
         // One more shows that there are too many.
-        let (limit, depth) = (args.limit.min(MAX_ENTRIES + 1), args.depth.unwrap_or(MAX_LEVELS));
-        let tree = remote_tree::list_levels(client, &parent, path, limit, depth).await;
+        let limit = args.limit.min(MAX_ENTRIES + 1);
+        let depth = args.depth.unwrap_or(MAX_LEVELS);
+        let tree = remote_tree::list(client, &parent, path, limit, depth).await;
         tree.and_then(|tree| check_size(tree, args.depth))
     } else {
-        remote_tree::list(client, &parent, path, args.limit).await
+        remote_tree::list(client, &parent, path, args.limit, 1).await
     };
     let mut entries = match listed {
-        Err(error) if is_not_a_directory(&error) => {
-            let request = StatFileRequest { parent, path: path.to_owned(), no_follow: false };
-            vec![Entry::alone(client.call(request).await.about_file(session, path)?)]
+        Err(error) if has_reason(&error, "NOT_A_DIRECTORY") => {
+            let request = StatFileRequest { parent, path: path.clone(), no_follow: false };
+            vec![Entry::alone(client.call(request).await.about_file(&args.path)?)]
         }
-        listed => listed.about_file(session, path)?,
+        listed => listed.about_file(&args.path)?,
     };
     entries.truncate(args.limit);
     match output {
@@ -64,12 +66,6 @@ fn check_size(tree: Vec<Entry>, depth: Option<i32>) -> Result<Vec<Entry>> {
     }
 }
 
-fn is_not_a_directory(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<tonic::Status>()
-        .is_some_and(|status| has_reason(status, "NOT_A_DIRECTORY"))
-}
-
 impl Entry {
     /// A file that is listed by itself.
     fn alone(file: File) -> Self {
@@ -80,7 +76,8 @@ impl Entry {
 }
 
 fn row(entry: &Entry) -> Vec<String> {
-    let (name, file) = (entry.path.join("/"), &entry.file);
+    let name = entry.path.join("/");
+    let file = &entry.file;
     let name = match file.kind() {
         FileKind::Directory => format!("{name}/"),
         FileKind::Symlink => format!("{name} -> {}", file.link_target),

@@ -17,34 +17,23 @@ use rustix::{
 };
 
 use super::{
-    LocalKind, MAX_DEPTH, MAX_ENTRIES,
     download::{LocalFile, Target},
+    limits::{MAX_DEPTH, MAX_ENTRIES},
+    local_entry::{LocalEntry, LocalKind},
 };
 
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// Permissions that a new directory has at least, so that files can be created in it.
 const OWNER: u32 = 0o700;
 
-/// An open directory.
-pub(super) type Directory = OwnedFd;
-
 /// A directory that the user named.
 #[derive(Debug)]
 pub(super) struct LocalTree {
     root: OwnedFd,
     path: PathBuf,
-    /// What this copy has created, by device and inode. Two names can be the same file on a file
-    /// system that ignores case.
+    /// Files that this copy has created, by device and inode. Two names can be the same file on a
+    /// file system that ignores case.
     created: HashMap<(u64, u64), PathBuf>,
-}
-
-/// A file or directory below a [`LocalTree`].
-#[derive(Debug)]
-pub(super) struct LocalEntry {
-    /// Names from the root to the file.
-    pub(super) path: Vec<String>,
-    pub(super) kind: LocalKind,
-    pub(super) size: u64,
 }
 
 impl LocalTree {
@@ -162,7 +151,7 @@ impl LocalTree {
             path,
             shown: shown.display().to_string(),
             force,
-            _directory: Some(directory),
+            _directory: Some(directory.into()),
         };
         Ok(Target::File(file))
     }
@@ -231,7 +220,8 @@ mod tests {
     #[test]
     fn links_are_listed_but_never_followed() {
         let temp = tempfile::tempdir().unwrap();
-        let (inside, outside) = (temp.path().join("inside"), temp.path().join("outside"));
+        let inside = temp.path().join("inside");
+        let outside = temp.path().join("outside");
         fs::create_dir_all(inside.join("sub")).unwrap();
         fs::create_dir(&outside).unwrap();
         fs::write(outside.join("secret"), "x").unwrap();

@@ -5,7 +5,11 @@ mod archive;
 mod change;
 mod copy;
 mod download;
+mod hash;
+mod interrupt;
+mod limits;
 mod list;
+mod local_entry;
 #[cfg(unix)]
 mod local_tree;
 #[cfg(not(unix))]
@@ -17,16 +21,11 @@ mod partial;
 #[cfg(unix)]
 mod partial;
 mod progress;
+mod remote_file;
 mod remote_tree;
 mod resume;
 mod upload;
 mod watch;
-
-use anyhow::Result;
-use codelia_proto::v1::{FileKind, StatFileRequest};
-use tonic_types::StatusExt;
-
-use crate::client::Client;
 
 pub(crate) use self::{
     archive::{export, import},
@@ -35,51 +34,3 @@ pub(crate) use self::{
     list::ls,
     watch::watch,
 };
-
-/// What a local file is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(unix), allow(dead_code, reason = "there are no local trees"))]
-enum LocalKind {
-    Directory,
-    File,
-    /// A link or a special file, which is not copied.
-    Other,
-}
-
-/// Neither set-user-id, nor set-group-id, nor sticky.
-const MODE_MASK: u32 = 0o777;
-/// Entries of a directory that is copied or listed recursively, and its depth.
-const MAX_ENTRIES: usize = 100_000;
-const MAX_DEPTH: usize = 100;
-const NO_FILE: &str = "the server sent no file";
-
-/// Whether the path in the session is a directory. A missing one is not.
-async fn is_directory(client: &Client, parent: &str, path: &str) -> Result<bool> {
-    if path.is_empty() {
-        return Ok(true);
-    }
-    let request = StatFileRequest {
-        parent: parent.to_owned(),
-        path: path.to_owned(),
-        ..StatFileRequest::default()
-    };
-    match client.files().stat_file(request).await {
-        Ok(found) => {
-            Ok(found.into_inner().file.is_some_and(|file| file.kind() == FileKind::Directory))
-        }
-        Err(status) if has_reason(&status, "FILE_NOT_FOUND") => Ok(false),
-        Err(status) => Err(status.into()),
-    }
-}
-
-fn has_reason(status: &tonic::Status, reason: &str) -> bool {
-    status.get_details_error_info().is_some_and(|info| info.reason == reason)
-}
-
-/// Joins a path in a session and a name.
-fn join(path: &str, name: &str) -> String {
-    match path.trim_end_matches('/') {
-        "" if path.is_empty() => name.to_owned(),
-        path => format!("{path}/{name}"),
-    }
-}

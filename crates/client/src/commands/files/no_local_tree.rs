@@ -8,23 +8,12 @@ use std::{
 
 use anyhow::Result;
 
-use super::{LocalKind, download::Target};
+use super::{download::Target, local_entry::LocalEntry};
 use crate::system::unsupported;
-
-/// An open directory: there is none.
-pub(super) type Directory = Infallible;
 
 /// A directory that the user named.
 #[derive(Debug)]
 pub(super) struct LocalTree(Infallible);
-
-/// A file or directory below a [`LocalTree`].
-#[derive(Debug)]
-pub(super) struct LocalEntry {
-    pub(super) path: Vec<String>,
-    pub(super) kind: LocalKind,
-    pub(super) size: u64,
-}
 
 impl LocalTree {
     pub(super) fn open(_: &Path) -> Result<Self> {

@@ -15,7 +15,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{MODE_MASK, download::LocalFile, resume::hash};
+use super::{download::LocalFile, hash::hash, limits::MODE_MASK};
 
 const SUFFIX: &str = ".part";
 /// Permissions that a partial file has at least, so that the next copy can continue it.
@@ -43,11 +43,12 @@ impl Partial {
             let other = entry.file_name();
             let other = other.to_str().unwrap_or_default();
             if other.starts_with(&prefix) && other.ends_with(SUFFIX) && name != *other {
-                // Its owner may be another user. It is in nobody's way.
+                // The owner may be another user. The file is in nobody's way.
                 let _ = std::fs::remove_file(entry.path());
             }
         }
-        let (path, mode) = (parent.join(name), mode & MODE_MASK);
+        let path = parent.join(name);
+        let mode = mode & MODE_MASK;
         let (content, length) = match continue_partial(&path, size).with_context(cannot)? {
             Some(partial) => partial,
             None => (create_partial(&path, mode).with_context(cannot)?, 0),

@@ -4,7 +4,10 @@
 use anyhow::{Result, bail};
 use codelia_proto::v1::{File, FileKind, ListFilesRequest};
 
-use super::{MAX_DEPTH, MAX_ENTRIES, join};
+use super::{
+    limits::{MAX_DEPTH, MAX_ENTRIES},
+    remote_file::join_all,
+};
 use crate::client::Client;
 
 /// A file in a listed directory.
@@ -27,18 +30,8 @@ fn is_plain(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && !name.contains(['/', '\0', '\u{fffd}'])
 }
 
-/// Lists a directory.
+/// Lists `depth` levels of a directory. Directories come before their content.
 pub(super) async fn list(
-    client: &Client,
-    parent: &str,
-    path: &str,
-    limit: usize,
-) -> Result<Vec<Entry>> {
-    list_levels(client, parent, path, limit, 1).await
-}
-
-/// Lists a directory and those in it. Directories come before their content.
-pub(super) async fn list_levels(
     client: &Client,
     parent: &str,
     path: &str,
@@ -77,9 +70,9 @@ pub(super) async fn walk(client: &Client, parent: &str, root: &str) -> Result<Ve
     let mut found: Vec<Entry> = Vec::new();
     let mut open: Vec<Vec<String>> = vec![Vec::new()];
     while let Some(directory) = open.pop() {
-        let path = directory.iter().fold(root.to_owned(), |path, name| join(&path, name));
+        let path = join_all(root, &directory);
         // One more shows that there are too many.
-        let entries = list(client, parent, &path, MAX_ENTRIES + 1 - found.len()).await?;
+        let entries = list(client, parent, &path, MAX_ENTRIES + 1 - found.len(), 1).await?;
         for mut entry in entries {
             entry.path.drain(..entry.path.len() - 1);
             entry.path.splice(..0, directory.iter().cloned());

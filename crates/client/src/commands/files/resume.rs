@@ -2,19 +2,18 @@
 
 use std::{
     fs::Metadata,
-    hash::{DefaultHasher, Hash, Hasher},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use codelia_proto::v1::{File, FileKind, ReadFileRequest, StatFileRequest, read_file_response};
 use indicatif::ProgressBar;
 
 use super::{
-    NO_FILE,
     download::{self, LocalFile, Target, copy_chunks},
-    has_reason,
+    hash::hash,
     partial::Partial,
+    remote_file::{NO_FILE, find, size},
     upload::Source,
 };
 use crate::client::Client;
@@ -26,15 +25,7 @@ pub(super) async fn uploaded(
     path: &str,
     source: &Source,
 ) -> Result<Option<File>> {
-    let request = StatFileRequest {
-        parent: parent.to_owned(),
-        path: path.to_owned(),
-        ..StatFileRequest::default()
-    };
-    let found = match client.files().stat_file(request).await {
-        Err(status) if has_reason(&status, "FILE_NOT_FOUND") => return Ok(None),
-        found => found?.into_inner().file.context(NO_FILE)?,
-    };
+    let Some(found) = find(client, parent, path).await? else { return Ok(None) };
     let is_complete = found.kind() == FileKind::Regular
         && source.size == Some(size(&found))
         && source.modified.is_some_and(|modified| modify_time(&found) >= modified);
@@ -49,8 +40,11 @@ pub(super) async fn download(
     limit: Option<u64>,
     bar: &ProgressBar,
 ) -> Result<File> {
-    let (parent, path) = (request.parent.clone(), request.path.clone());
-    let stat = StatFileRequest { parent, path, ..StatFileRequest::default() };
+    let stat = StatFileRequest {
+        parent: request.parent.clone(),
+        path: request.path.clone(),
+        no_follow: false,
+    };
     let found = client.call(stat).await?;
     if found.kind() != FileKind::Regular {
         // The server says what is wrong with it.
@@ -87,10 +81,6 @@ fn is_complete(local: &Metadata, remote: &File) -> bool {
     local.is_file() && local.len() == size(remote) && is_newer
 }
 
-fn size(file: &File) -> u64 {
-    u64::try_from(file.size_bytes).unwrap_or_default()
-}
-
 /// When a file was modified; the distant future if the server does not say.
 fn modify_time(file: &File) -> SystemTime {
     let never = UNIX_EPOCH + Duration::from_secs(u32::MAX.into()) * 4;
@@ -103,12 +93,6 @@ fn modify_time(file: &File) -> SystemTime {
         UNIX_EPOCH.checked_add(seconds)
     };
     whole.map_or(never, |whole| whole + nanos)
-}
-
-pub(super) fn hash(value: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
 }
 
 #[cfg(test)]

@@ -9,14 +9,15 @@ use codelia_proto::v1::{
 use indicatif::ProgressBar;
 use tokio::{io::AsyncReadExt, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Response, Status};
 
-use super::{MODE_MASK, NO_FILE};
+use super::{limits::MODE_MASK, remote_file::NO_FILE};
 use crate::{client::Client, system};
 
 /// Bytes in one message.
-pub(super) const CHUNK_BYTES: usize = 256 * 1024;
+const CHUNK_BYTES: usize = 256 * 1024;
 /// Messages that may wait to be sent.
-pub(super) const QUEUE_SIZE: usize = 4;
+const QUEUE_SIZE: usize = 4;
 
 pub(super) type Bytes = Box<dyn tokio::io::AsyncRead + Send + Unpin>;
 
@@ -59,7 +60,7 @@ impl Source {
 /// Writes a file in the session `parent`.
 pub(super) async fn upload(
     client: &Client,
-    mut source: Source,
+    source: Source,
     parent: String,
     path: String,
     bar: &ProgressBar,
@@ -67,37 +68,62 @@ pub(super) async fn upload(
     let mode = source.mode.map(u32::cast_signed);
     let open =
         WriteFileOpen { parent, path, mode, create_parents: true, ..WriteFileOpen::default() };
-    let (requests, queue) = mpsc::channel(QUEUE_SIZE);
+    let messages = Messages {
+        open: WriteFileRequest { kind: Some(Kind::Open(open)) },
+        data: |data| WriteFileRequest { kind: Some(Kind::Data(data.into())) },
+        finish: WriteFileRequest { kind: Some(Kind::Finish(WriteFileFinish {})) },
+    };
     let mut files = client.files();
-    let mut call = pin!(files.write_file(ReceiverStream::new(queue)));
+    let call = async |queue: ReceiverStream<_>| files.write_file(queue).await;
+    let written = send(call, messages, source.bytes, "cannot read the file", bar).await?;
+    written.file.context(NO_FILE)
+}
+
+/// The messages of a call that sends bytes.
+pub(super) struct Messages<R> {
+    pub(super) open: R,
+    pub(super) data: fn(Vec<u8>) -> R,
+    pub(super) finish: R,
+}
+
+/// Sends bytes with a call and returns its response. `cannot` says what failed if they cannot be
+/// read.
+pub(super) async fn send<R, T>(
+    call: impl AsyncFnOnce(ReceiverStream<R>) -> Result<Response<T>, Status>,
+    messages: Messages<R>,
+    bytes: Bytes,
+    cannot: &'static str,
+    bar: &ProgressBar,
+) -> Result<T> {
+    let (requests, queue) = mpsc::channel(QUEUE_SIZE);
+    let mut call = pin!(call(ReceiverStream::new(queue)));
     let response = tokio::select! {
         // A response before everything was sent is an error.
         response = &mut call => response,
-        sent = send_chunks(requests, open, &mut source.bytes, bar) => {
-            sent.context("cannot read the file")?;
+        sent = send_chunks(requests, messages, bytes, bar) => {
+            sent.context(cannot)?;
             call.await
         }
     };
-    response?.into_inner().file.context(NO_FILE)
+    Ok(response?.into_inner())
 }
 
-async fn send_chunks(
-    requests: mpsc::Sender<WriteFileRequest>,
-    open: WriteFileOpen,
-    bytes: &mut Bytes,
+async fn send_chunks<R>(
+    requests: mpsc::Sender<R>,
+    Messages { open, data, finish }: Messages<R>,
+    mut bytes: Bytes,
     bar: &ProgressBar,
 ) -> std::io::Result<()> {
     // A closed queue means that the server has responded already.
-    let send = async |kind| requests.send(WriteFileRequest { kind: Some(kind) }).await.is_ok();
-    let mut is_open = send(Kind::Open(open)).await;
+    let mut is_open = requests.send(open).await.is_ok();
     while is_open {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
-        if (&mut *bytes).take(CHUNK_BYTES as u64).read_to_end(&mut chunk).await? == 0 {
-            send(Kind::Finish(WriteFileFinish {})).await;
+        if (&mut bytes).take(CHUNK_BYTES as u64).read_to_end(&mut chunk).await? == 0 {
+            let _ = requests.send(finish).await;
             break;
         }
         bar.inc(chunk.len() as u64);
-        is_open = send(Kind::Data(chunk.into())).await;
+        is_open = requests.send(data(chunk)).await.is_ok();
     }
     Ok(())
 }

@@ -7,12 +7,11 @@ use crate::{args, client::Client, error_report::AboutFile, output::Output, resol
 
 /// Prints changes until the session ends.
 pub(crate) async fn watch(client: &Client, args: &args::Watch, output: Output) -> Result<()> {
-    let (session, path) = args.path.split_once(':').unwrap_or((&args.path, ""));
-    let parent = resolve::session(client, session).await?;
-    let request = WatchFilesRequest { parent, path: path.to_owned(), recursive: args.recursive };
-    let mut messages =
-        client.files().watch_files(request).await.about_file(session, path)?.into_inner();
-    while let Some(message) = messages.message().await.about_file(session, path)? {
+    let at = &args.path;
+    let parent = resolve::session(client, &at.session).await?;
+    let request = WatchFilesRequest { parent, path: at.path.clone(), recursive: args.recursive };
+    let mut messages = client.files().watch_files(request).await.about_file(at)?.into_inner();
+    while let Some(message) = messages.message().await.about_file(at)? {
         for event in &message.events {
             output.print_message_as(event, &line(event))?;
         }

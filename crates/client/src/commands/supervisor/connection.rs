@@ -19,7 +19,7 @@ use super::{
     Supervisor,
     message::{self, Command, PathScope, SaveScope},
 };
-use crate::commands::approvals;
+use crate::commands::approvals::{self, Decision};
 
 /// Bytes of a line that a program sends.
 const MAX_LINE: u64 = 64 * 1024;
@@ -37,7 +37,7 @@ pub(super) async fn serve(supervisor: &Supervisor, stream: UnixStream) {
 struct Connection<'a> {
     supervisor: &'a Supervisor,
     writer: OwnedWriteHalf,
-    /// What a persistent decision holds for.
+    /// The runs that a persistent decision holds for.
     persist: ApprovalScope,
 }
 
@@ -100,15 +100,11 @@ impl Connection<'_> {
                 return Ok(());
             }
         };
-        self.decide(&id, (allow, reach)).await
+        self.decide(&id, Decision { allow, reach }).await
     }
 
     /// Decides about a request. That it is decided, every connection learns from the server.
-    async fn decide(
-        &mut self,
-        id: &str,
-        decision: (Option<ApprovalScope>, ApprovalReach),
-    ) -> Result<()> {
+    async fn decide(&mut self, id: &str, decision: Decision) -> Result<()> {
         let name = format!("approvals/{id}");
         match approvals::decide(&self.supervisor.client, name, decision, String::new()).await {
             Ok(approval) => {

@@ -37,7 +37,7 @@ pub(super) enum Command {
     Save { scope: SaveScope },
 }
 
-/// What an approval covers: the path of the request, or its directory.
+/// The part that an approval covers: the path of the request, or its directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum PathScope {
@@ -54,7 +54,7 @@ pub(super) enum SaveScope {
     Org,
 }
 
-/// What a request is about: the file, or else the host and port.
+/// The object of a request: the file, or else the host and port.
 fn path(approval: &Approval) -> String {
     match (approval.host.as_str(), approval.port) {
         _ if !approval.path.is_empty() => approval.path.clone(),

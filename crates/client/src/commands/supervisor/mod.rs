@@ -1,8 +1,9 @@
 //! `codelia supervisor`: a Unix socket through which programs of the same user decide about
 //! approvals.
 //!
-//! It decides nothing and keeps nothing: requests and decisions go through the API, so that they
-//! are one queue with `codelia approvals` and every other client. The first decision counts.
+//! The supervisor decides nothing and keeps nothing: requests and decisions go through the API, so
+//! that they are one queue with `codelia approvals` and every other client. The first decision
+//! counts.
 
 mod connection;
 mod message;
@@ -14,28 +15,25 @@ use std::{
 };
 
 use anyhow::Result;
-use codelia_proto::v1::{
-    Approval, ApprovalState, GetApprovalRequest, WatchApprovalsRequest, WatchApprovalsResponse,
-};
+use codelia_proto::v1::{Approval, ApprovalState, GetApprovalRequest, WatchApprovalsResponse};
 use codelia_telemetry::task;
 use serde_json::Value;
 use tokio::{
     net::UnixStream,
     sync::{Semaphore, broadcast},
-    time::sleep,
 };
 use tonic::{Status, Streaming};
 
 use self::socket::Socket;
-use super::approvals::{self, RETRY_DELAY, is_transient};
-use crate::{args, client::Client, output, signals};
+use super::approvals;
+use crate::{args, client::Client, output, resolve, signals};
 
 /// Programs that may be connected at once.
 const MAX_CONNECTIONS: usize = 16;
 /// Events that wait for a program that reads slowly. It is disconnected when there are more.
 const MAX_WAITING: usize = 1024;
 
-/// What the connections share.
+/// State that the connections share.
 #[derive(Debug)]
 struct Supervisor {
     client: Client,
@@ -46,7 +44,7 @@ struct Supervisor {
 
 /// Serves the socket until a signal ends the process.
 pub(crate) async fn supervisor(client: &Client, args: &args::Supervisor) -> Result<()> {
-    let parent = approvals::parent(client, args.session.as_deref()).await?;
+    let parent = resolve::parent(client, args.session.as_deref()).await?;
     let stop = signals::shutdown()?;
     let socket = Socket::bind(&args.socket)?;
     let supervisor = Arc::new(Supervisor {
@@ -55,8 +53,14 @@ pub(crate) async fn supervisor(client: &Client, args: &args::Supervisor) -> Resu
         events: broadcast::Sender::new(MAX_WAITING),
     });
     output::write_note(&format!("listening on {}", args.socket.display()));
+    let following = approvals::follow(
+        client,
+        &parent,
+        async |stream| Ok(supervisor.follow(stream).await),
+        || (),
+    );
     tokio::select! {
-        result = supervisor.follow(&parent) => result,
+        result = following => result,
         result = accept(&supervisor, &socket) => result,
         () = stop.cancelled() => Ok(()),
     }
@@ -82,7 +86,7 @@ async fn accept(supervisor: &Arc<Supervisor>, socket: &Socket) -> Result<()> {
 async fn refuse(stream: UnixStream) {
     let message = format!("{MAX_CONNECTIONS} programs are connected already");
     let line = format!("{}\n", message::error(None, &message));
-    // It fits in the buffer of a new socket. Nothing can be done if it is not accepted.
+    // The line fits in the buffer of a new socket. Nothing can be done if it is not accepted.
     let _ = stream.try_write(line.as_bytes());
 }
 
@@ -97,22 +101,8 @@ impl Supervisor {
         (pending.values().map(message::request).collect(), self.events.subscribe())
     }
 
-    /// Follows the approvals, also when the server is restarted.
-    async fn follow(&self, parent: &str) -> Result<()> {
-        loop {
-            let request = WatchApprovalsRequest { parent: parent.to_owned() };
-            let status = match self.client.approvals().watch_approvals(request).await {
-                Ok(stream) => self.follow_stream(stream.into_inner()).await,
-                Err(status) => status,
-            };
-            if !is_transient(&status) {
-                return Err(status.into());
-            }
-            sleep(RETRY_DELAY).await;
-        }
-    }
-
-    async fn follow_stream(&self, mut stream: Streaming<WatchApprovalsResponse>) -> Status {
+    /// Follows the approvals until the stream ends, and returns why it did.
+    async fn follow(&self, mut stream: Streaming<WatchApprovalsResponse>) -> Status {
         if let Err(status) = self.check_pending().await {
             return status;
         }
