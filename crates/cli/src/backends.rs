@@ -12,7 +12,7 @@ use codelia_worker::UidRange;
 
 use crate::{
     config::{Config, LimitEnforcement, Profile},
-    options,
+    host,
 };
 
 /// Order of preference if no mode is configured. The one that needs no tool and starts fastest
@@ -59,7 +59,7 @@ pub(crate) fn create(config: &Config, uids: Option<UidRange>) -> Result<Vec<Arc<
             image: sandbox.container_image.clone(),
             profile_images: sandbox.container_images.clone(),
             control_dir: config.data_dir.join("run/containers"),
-            worker: config.worker.id.as_ref().map_or_else(options::host_id, ToString::to_string),
+            worker: config.worker.id.as_ref().map_or_else(host::host_id, ToString::to_string),
         })?),
     ];
     if config.allow_logical() {
@@ -92,7 +92,7 @@ pub(crate) fn watching_if_needed(config: &Config) -> Config {
 /// Probes each backend on this host.
 pub(crate) async fn probe(config: &Config, backends: &[Arc<dyn Backend>]) -> Vec<Capabilities> {
     let ancestor = || codelia_worker::untraversable_ancestor(&config.sandbox_root());
-    let blocked = options::separates_users().then(ancestor).flatten();
+    let blocked = host::separates_users().then(ancestor).flatten();
     let mut all = Vec::new();
     for backend in backends {
         let mut capabilities = backend.probe().await;

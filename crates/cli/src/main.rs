@@ -11,6 +11,7 @@ mod config;
 mod delegation;
 #[cfg(test)]
 mod document_tests;
+mod host;
 mod options;
 
 use std::process::ExitCode;
@@ -51,7 +52,7 @@ fn main() -> ExitCode {
 }
 
 fn execute(cli: Cli, output: Output) -> Result<ExitCode> {
-    // It restricts itself before it has a second thread.
+    // The proxy restricts itself before it has a second thread.
     if let Command::Egress(args) = &cli.command {
         return egress::egress(args).map(|()| ExitCode::SUCCESS);
     }
@@ -104,23 +105,19 @@ async fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
 
 /// Returns the command-line flags that set configuration keys.
 fn flags(cli: &Cli) -> Vec<Flag> {
-    let mut flags = Vec::new();
-    if let Some(dir) = &cli.global.data_dir {
-        flags.push(("data_dir", dir.display().to_string()));
-    }
-    let global =
-        [("client.endpoint", &cli.global.endpoint), ("client.context", &cli.global.context)];
-    flags.extend(global.into_iter().filter_map(|(path, value)| Some((path, value.clone()?))));
+    let global = &cli.global;
+    let mut values = vec![
+        ("data_dir", global.data_dir.as_ref().map(|dir| dir.display().to_string())),
+        ("client.endpoint", global.endpoint.clone()),
+        ("client.context", global.context.clone()),
+    ];
     if let Command::Up(up) = &cli.command {
-        let values = [
+        values.extend([
             ("api.listen", up.listen.clone()),
             ("metrics.listen", up.metrics_listen.clone()),
             ("worker.slots", up.slots.clone()),
             ("sandbox.mode", up.mode.map(|mode| mode.to_string())),
-        ];
-        flags.extend(
-            values.into_iter().filter_map(|(path, value)| value.map(|value| (path, value))),
-        );
+        ]);
     }
-    flags
+    values.into_iter().filter_map(|(path, value)| Some((path, value?))).collect()
 }

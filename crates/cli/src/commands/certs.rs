@@ -139,7 +139,8 @@ fn print(dir: &Path, output: Output) -> Result<()> {
     let api: Vec<_> = public.into_iter().chain(internal("api")?).collect();
     let worker = internal("worker")?.to_vec();
     let client = vec![("CODELIA_CLIENT_TLS_CA", path("ca.pem")?)];
-    let (mut text, mut json) = (String::new(), serde_json::Map::new());
+    let mut text = String::new();
+    let mut json = serde_json::Map::new();
     for (name, settings) in [("api", api), ("worker", worker), ("client", client)] {
         let lines: String =
             settings.iter().map(|(key, value)| format!("{key}={value}\n")).collect();

@@ -13,7 +13,7 @@ use codelia_store::{OutputLocation, Store};
 use codelia_types::{ByteSize, Mode};
 use serde_json::{Value, json};
 
-use crate::{backends, config::Config, delegation, options};
+use crate::{backends, config::Config, delegation, host};
 
 /// Controllers that limits need.
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
@@ -219,7 +219,7 @@ fn check_disk(config: &Config) -> Check {
     let root = config.sandbox_root();
     let existing = root.ancestors().find(|path| path.is_dir()).unwrap_or(&root);
     let report =
-        codelia_worker::check_disk(existing, config.worker.disk, options::separates_users());
+        codelia_worker::check_disk(existing, config.worker.disk, host::separates_users());
     let (ok, found) = match report {
         Ok(report) => {
             let rejected =

@@ -23,7 +23,7 @@ use super::up::create_data_dir;
 use crate::{
     backends,
     config::{Config, Loaded},
-    delegation, options,
+    delegation, host, options,
 };
 
 /// Keeps other processes of this user from reading, tracing or dumping this process: it holds keys
@@ -47,7 +47,7 @@ pub(crate) async fn api(loaded: &Loaded, output: Output) -> Result<()> {
     let _telemetry = codelia_telemetry::init("codelia-api", &config.log, &config.otlp)?;
     #[cfg(feature = "count-allocations")]
     observe_allocations();
-    options::raise_open_files()?;
+    host::raise_open_files()?;
     let shutdown = signals::shutdown()?;
     let options = options::api(config, backends::configured_mode(config)?)?;
     let store = connect_migrated(config, config.database.clone()).await?;
@@ -70,13 +70,13 @@ pub(crate) async fn worker(loaded: &Loaded, output: Output) -> Result<()> {
     let _telemetry = codelia_telemetry::init("codelia-worker", &config.log, &config.otlp)?;
     #[cfg(feature = "count-allocations")]
     observe_allocations();
-    options::raise_open_files()?;
+    host::raise_open_files()?;
     let shutdown = signals::shutdown()?;
     // Before the session root in it: session users must be able to pass through.
     create_data_dir(&config.data_dir)?;
     let uids = options::reserve_uids(config)?;
     let backends = backends::create(config, uids)?;
-    let default_id = options::host_id();
+    let default_id = host::host_id();
     let id = config.worker.id.as_ref().map_or(default_id.as_str(), WorkerId::as_str);
     let socket = config.data_dir.join(format!("run/{id}.sock"));
     let options = options::worker(config, &default_id, &socket, uids)?;
@@ -129,7 +129,8 @@ async fn connect_migrated(config: &Config, options: codelia_store::Options) -> R
 #[derive(Debug)]
 pub(crate) struct MetricsServer {
     state: Arc<ProcessState>,
-    address: Option<SocketAddr>,
+    /// The bound address; `None` if metrics are off.
+    pub(crate) address: Option<SocketAddr>,
 }
 
 /// The state of this process for probes.
@@ -168,7 +169,8 @@ impl MetricsServer {
             .await
             .with_context(|| format!("metrics.listen: cannot listen on {listen}"))?;
         let address = Some(listener.local_addr()?);
-        let (options, never) = (config.metrics.clone(), CancellationToken::new());
+        let options = config.metrics.clone();
+        let never = CancellationToken::new();
         task::background(
             "metrics",
             codelia_telemetry::serve_metrics(listener, options, never, state.clone()),
@@ -180,10 +182,5 @@ impl MetricsServer {
     pub(crate) fn set_started(&self, worker: Option<Health>) {
         // Set once: each command calls this once.
         let _ = self.state.started.set(worker);
-    }
-
-    /// Returns the bound address; `None` if metrics are off.
-    pub(crate) fn address(&self) -> Option<SocketAddr> {
-        self.address
     }
 }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use codelia_types::option;
 use figment::value::{Dict, Value};
 
-use super::Config;
+use super::schema::Config;
 
 /// Variable that names the configuration file.
 pub(super) const FILE_VARIABLE: &str = "CODELIA_CONFIG";

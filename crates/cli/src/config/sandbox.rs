@@ -73,7 +73,7 @@ fn images() -> BTreeMap<String, String> {
     ["node", "python", "rust"].map(|name| (name.to_owned(), format!("codelia-{name}"))).into()
 }
 
-/// What becomes of limits that no cgroup can enforce.
+/// The treatment of limits that no cgroup can enforce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum LimitEnforcement {

@@ -2,15 +2,12 @@
 
 use anyhow::Result;
 use codelia_client::output::Output;
-use figment::{
-    Metadata, Source,
-    value::{Empty, Value},
-};
+use figment::value::{Empty, Value};
 use serde_json::json;
 
 use super::{
-    Loaded,
     keys::{KEYS, Key},
+    loaded::{Loaded, source},
 };
 
 /// Prints every key with its value and source. Secrets write themselves masked.
@@ -29,7 +26,7 @@ pub(crate) fn show(loaded: &Loaded, output: Output) -> Result<()> {
 struct Row {
     key: &'static str,
     value: Option<String>,
-    /// What applies without a value.
+    /// The text for a key without a value: what applies then.
     unset: &'static str,
     source: String,
     variable: &'static str,
@@ -51,14 +48,6 @@ fn rows(loaded: &Loaded) -> Result<Vec<Row>> {
     let mut rows: Vec<Row> = KEYS.iter().map(row).collect();
     rows.sort_by_key(|row| row.key);
     Ok(rows)
-}
-
-/// Describes the source of a value: `default`, `file:PATH`, `env:NAME` or `flag`.
-pub(super) fn source(metadata: &Metadata) -> String {
-    match &metadata.source {
-        Some(Source::File(path)) => format!("file:{}", path.display()),
-        _ => metadata.name.to_string(),
-    }
 }
 
 /// The text of a value; `None` if there is none.

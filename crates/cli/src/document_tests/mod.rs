@@ -1,7 +1,7 @@
 //! Tests of the documents: those that are generated are current, and the commands in all of them
 //! parse.
 
-mod commands;
+mod command_tests;
 
 use std::path::Path;
 

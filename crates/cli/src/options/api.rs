@@ -8,8 +8,10 @@ use codelia_client::policy_file;
 use codelia_policy::{Ceilings, Format, Policy, Profile, Profiles};
 use codelia_types::{Mode, NetworkMode};
 
-use super::open_files;
-use crate::config::{Config, Profile as InstallationProfile};
+use crate::{
+    config::{Config, Profile as InstallationProfile},
+    host::open_files,
+};
 
 /// Maximum lifetime of a session.
 const MAX_SESSION_TTL: Duration = Duration::from_secs(24 * 3600);

@@ -14,10 +14,11 @@ use codelia_policy::Limits;
 use codelia_store::{OutputLocation, Pooler, Retention, SecretKey};
 use codelia_types::{ByteSize, Mode, NetworkMode};
 
-use super::{api, endpoint, open_files, worker};
+use super::{api, endpoint, worker};
 use crate::{
     backends,
     config::{Config, tests::loaded},
+    host::open_files,
 };
 
 const MIB: u64 = 1 << 20;

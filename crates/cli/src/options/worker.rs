@@ -5,13 +5,14 @@ use std::{num::NonZeroU32, path::Path, time::Duration};
 use anyhow::Result;
 use codelia_worker::{Listen, UidOptions, UidRange};
 
-use super::open_files;
-use crate::{backends, config::Config};
+use crate::{
+    backends,
+    config::Config,
+    host::{open_files, separates_users},
+};
 
 /// Time from SIGTERM to SIGKILL.
 const KILL_GRACE: Duration = Duration::from_secs(2);
-/// Leaves room for a suffix: ids have at most 63 characters.
-const MAX_HOST_ID_CHARS: usize = 48;
 
 /// Options of the worker. `id` and `socket` apply if none is configured; `uids` are reserved.
 pub(crate) fn worker(
@@ -41,11 +42,6 @@ pub(crate) fn worker(
     })
 }
 
-/// Whether the worker may give sessions their own users. Only root can change file owners.
-pub(crate) fn separates_users() -> bool {
-    rustix::process::geteuid().is_root()
-}
-
 /// Reserves the user ids of sessions on this host.
 pub(crate) fn reserve_uids(config: &Config) -> Result<Option<UidRange>> {
     if !separates_users() {
@@ -58,17 +54,4 @@ pub(crate) fn reserve_uids(config: &Config) -> Result<Option<UidRange>> {
         base: sandbox.uid_base.map(NonZeroU32::get),
         count: sandbox.uid_count.get(),
     })?)
-}
-
-/// Returns the host name as a valid id: `[a-z0-9-]`.
-pub(crate) fn host_id() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let id: String = name
-        .trim()
-        .chars()
-        .map(|c| c.to_ascii_lowercase())
-        .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' })
-        .take(MAX_HOST_ID_CHARS)
-        .collect();
-    if id.is_empty() { "worker".to_owned() } else { id }
 }

@@ -28,10 +28,9 @@ pub(crate) async fn check(client: &Client) -> Result<Run> {
 async fn run_echo(client: &Client) -> Result<Run> {
     let request =
         CreateSessionRequest { ttl: Some(duration_to_proto(SESSION_TTL)), ..Default::default() };
-    let created = client.sessions().create_session(request).await?.into_inner();
-    let session = created.session.context("the server sent no session")?;
+    let session = client.call(request).await?;
     let result = echo(client, &session.name).await;
-    client.sessions().close_session(CloseSessionRequest { name: session.name }).await?;
+    client.call(CloseSessionRequest { name: session.name }).await?;
     let (run, output) = result?;
     let code = run.outcome.as_ref().map(exit_status::exit_code);
     let reason = || {
@@ -51,13 +50,9 @@ async fn echo(client: &Client, session: &str) -> Result<(Run, Vec<u8>)> {
         command: Some(command),
         ..Default::default()
     };
-    let started = client.runs().start_run(request).await?.into_inner();
-    let name = started.run.context("the server sent no run")?.name;
-    let mut events = client
-        .runs()
-        .watch_run(WatchRunRequest { name, position: 0, ..Default::default() })
-        .await?
-        .into_inner();
+    let name = client.call(request).await?.name;
+    let watch = WatchRunRequest { name, ..Default::default() };
+    let mut events = client.runs().watch_run(watch).await?.into_inner();
     let mut output = Vec::new();
     while let Some(response) = events.message().await? {
         match response.event.and_then(|event| event.kind) {

@@ -26,8 +26,10 @@ const MAX_SOCKET_PATH_BYTES: usize = 108;
 /// A data directory that this process owns until this is dropped.
 #[derive(Debug)]
 pub(crate) struct DataDir {
-    path: PathBuf,
-    socket: PathBuf,
+    /// Absolute path of the directory.
+    pub(crate) path: PathBuf,
+    /// Socket of the worker.
+    pub(crate) socket: PathBuf,
     _socket_dir: Option<TempDir>,
     _lock: File,
 }
@@ -55,21 +57,6 @@ impl DataDir {
     /// Directory of large output.
     pub(crate) fn output(&self) -> PathBuf {
         self.path.join("output")
-    }
-
-    /// Socket of the worker.
-    pub(crate) fn socket(&self) -> &Path {
-        &self.socket
-    }
-
-    /// Absolute path of the directory.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Reads `client.toml`; `None` if it does not exist.
-    pub(crate) fn client_file(&self) -> Result<Option<ClientFile>> {
-        ClientFile::read(&self.path)
     }
 
     /// Writes `client.toml`.
@@ -193,7 +180,7 @@ mod tests {
         let file = ClientFile { endpoint: "http://127.0.0.1:1".into(), api_key: "cdl_x".into() };
         let path = data_dir.write_client_file(&file).unwrap();
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(data_dir.client_file().unwrap(), Some(file));
+        assert_eq!(ClientFile::read(&data_dir.path).unwrap(), Some(file));
     }
 
     #[test]
@@ -213,8 +200,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let deep = dir.path().join("d".repeat(100));
         let data_dir = DataDir::open(&deep).unwrap();
-        assert!(data_dir.socket().as_os_str().len() < MAX_SOCKET_PATH_BYTES);
-        let parent = data_dir.socket().parent().unwrap().to_owned();
+        assert!(data_dir.socket.as_os_str().len() < MAX_SOCKET_PATH_BYTES);
+        let parent = data_dir.socket.parent().unwrap().to_owned();
         assert_eq!(parent.metadata().unwrap().permissions().mode() & 0o777, 0o700);
         drop(data_dir);
         assert!(!parent.exists());

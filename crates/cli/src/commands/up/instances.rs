@@ -118,10 +118,11 @@ mod tests {
         config.data_dir = temp.path().join("default");
         assert!(running(&config).unwrap().is_empty());
         let open = |name: &str| DataDir::open(&temp.path().join(name)).unwrap();
-        let (one, two) = (open("one"), open("two"));
-        let registrations = [&one, &two].map(|dir| register(&config, dir.path()).unwrap());
+        let one = open("one");
+        let two = open("two");
+        let registrations = [&one, &two].map(|dir| register(&config, &dir.path).unwrap());
         let paths = |running: BTreeMap<PathBuf, Pid>| running.into_keys().collect::<Vec<_>>();
-        let both = [one.path().to_owned(), two.path().to_owned()];
+        let both = [one.path.clone(), two.path.clone()];
         assert_eq!(paths(running(&config).unwrap()), both);
         // The file of a killed `up` stays.
         drop(one);
@@ -129,6 +130,6 @@ mod tests {
         drop(registrations);
         assert_eq!(registry.read_dir().unwrap().count(), 0);
         let default = DataDir::open(&config.data_dir).unwrap();
-        assert_eq!(paths(running(&config).unwrap()), [default.path().to_owned()]);
+        assert_eq!(paths(running(&config).unwrap()), [default.path.clone()]);
     }
 }

@@ -34,7 +34,7 @@ use crate::{
     args,
     backends::{self, ChosenMode},
     config::{Config, Loaded},
-    delegation, options,
+    delegation, host, options,
 };
 
 pub(crate) use background::down;
@@ -63,10 +63,10 @@ pub(crate) async fn up(mut loaded: Loaded, args: &args::Up, output: Output) -> R
     protect_memory()?;
     let data_dir = DataDir::open(&config.data_dir)?;
     let _telemetry = codelia_telemetry::init("codelia", &config.log, &config.otlp)?;
-    let _registration = instances::register(config, data_dir.path()).inspect_err(|error| {
+    let _registration = instances::register(config, &data_dir.path).inspect_err(|error| {
         tracing::warn!("`codelia down` will need --data-dir: {error:#}");
     });
-    options::raise_open_files()?;
+    host::raise_open_files()?;
     let shutdown = signals::shutdown()?;
     let database = Database::start(config, &data_dir).await?;
     let served = serve(loaded, &data_dir, &database, shutdown, output).await;
@@ -150,7 +150,7 @@ struct Services {
     banner: Banner,
 }
 
-/// What `up` prints when it is ready.
+/// The message that `up` prints when it is ready.
 #[derive(Debug)]
 struct Banner {
     endpoint: String,
@@ -183,7 +183,7 @@ async fn start(
     let chosen = backends::choose_mode(config, &probed)?;
     let mode = chosen.mode;
     let watches_limits = probed.iter().any(|one| one.mode == mode && one.watches_limits());
-    let worker_options = options::worker(config, &worker_id(data_dir), data_dir.socket(), uids)?;
+    let worker_options = options::worker(config, &worker_id(data_dir), &data_dir.socket, uids)?;
     let mut api_options = options::api(config, mode)?;
     let key = api_key(store, data_dir).await?;
     if mode == Mode::Logical {
@@ -196,7 +196,7 @@ async fn start(
     let key_file = data_dir
         .write_client_file(&ClientFile { endpoint: endpoint.clone(), api_key: key.clone() })?;
     let metrics_url =
-        metrics.address().map(|address| format!("http://{}/metrics", options::reachable(address)));
+        metrics.address.map(|address| format!("http://{}/metrics", options::reachable(address)));
     let banner = Banner {
         endpoint,
         key_file: key_file.display().to_string(),
@@ -270,7 +270,7 @@ impl Banner {
             "ready": self.endpoint,
             "keyFile": self.key_file,
             "metrics": self.metrics,
-            "dataDir": data_dir.path(),
+            "dataDir": &data_dir.path,
             "mode": self.chosen.mode,
             "passedOverModes": self.chosen.passed_over.iter().map(|(mode, problem)| {
                 json!({ "mode": mode, "problem": problem })
@@ -289,7 +289,7 @@ impl Banner {
     }
 
     fn text(&self, loaded: &Loaded, data_dir: &DataDir, run: &Run) -> String {
-        let dir = data_dir.path().display();
+        let dir = data_dir.path.display();
         let flag =
             if loaded.is_set("data_dir") { format!(" --data-dir {dir}") } else { String::new() };
         format!(
@@ -331,7 +331,7 @@ fn mode_lines(chosen: &ChosenMode) -> String {
 
 /// Returns the key in `client.toml` if it is valid, or a new key of the development tenant.
 async fn api_key(store: &Store, data_dir: &DataDir) -> Result<String> {
-    if let Some(file) = data_dir.client_file()?
+    if let Some(file) = ClientFile::read(&data_dir.path)?
         && let Some(found) =
             store.key_authenticate(&codelia_api::hash_secret(&file.api_key)).await?
         && found.standing == KeyStanding::Valid
@@ -360,8 +360,8 @@ async fn api_key(store: &Store, data_dir: &DataDir) -> Result<String> {
 
 /// Returns a worker id that is unique to the host and data directory.
 fn worker_id(data_dir: &DataDir) -> String {
-    let hash = codelia_api::hash_secret(&data_dir.path().display().to_string());
-    format!("{}-{}", options::host_id(), hex::encode(&hash[..3]))
+    let hash = codelia_api::hash_secret(&data_dir.path.display().to_string());
+    format!("{}-{}", host::host_id(), hex::encode(&hash[..3]))
 }
 
 /// Replaces default ports that are in use by free ones. Configured ports stay as they are.

@@ -24,7 +24,8 @@ fn commands_in_documents_parse() {
     let mut files = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
     collect_markdown(&root.join("docs"), &mut files);
     collect_markdown(&root.join("deploy"), &mut files);
-    let (mut count, mut failures) = (0, Vec::new());
+    let mut count = 0;
+    let mut failures = Vec::new();
     for file in files {
         let name = file.strip_prefix(&root).unwrap().display().to_string();
         for snippet in snippets(&std::fs::read_to_string(&file).unwrap()) {
