@@ -3,12 +3,13 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
-use codelia_backends::Capabilities;
+use codelia_backends::{Capabilities, Gap};
 use codelia_client::{
     error_report,
     output::{self, Output},
     units,
 };
+use codelia_policy::Enforceable;
 use codelia_store::{OutputLocation, Store};
 use codelia_types::{ByteSize, Mode};
 use serde_json::{Value, json};
@@ -22,28 +23,9 @@ const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 #[derive(Debug)]
 struct Check {
     name: &'static str,
-    ok: bool,
-    found: String,
+    /// What was found; an error if it is not good enough.
+    found: Result<String, String>,
     remedy: &'static str,
-}
-
-/// Result of probing one sandbox mode.
-#[derive(Debug)]
-struct ModeCheck {
-    mode: Mode,
-    usable: bool,
-    /// Whether limits are watched instead of enforced.
-    watches_limits: bool,
-    /// Whether commands can have network mode `proxy`.
-    egress: bool,
-    gaps: Vec<Gap>,
-}
-
-/// Something that is missing, and how to get it.
-#[derive(Debug)]
-struct Gap {
-    missing: String,
-    remedy: String,
 }
 
 /// Checks everything. Fails if the configured mode, or without one every mode, is not usable.
@@ -80,51 +62,31 @@ pub(crate) async fn doctor(config: &Config, output: Output) -> Result<ExitCode> 
     Ok(if usable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn check_modes(config: &Config) -> Vec<ModeCheck> {
-    let (capabilities, problem) = match backends::create(config, None) {
-        Ok(backends) => (backends::probe(config, &backends).await, None),
-        Err(error) => (Vec::new(), Some(error_report::chain(&error))),
-    };
-    Mode::ALL.into_iter().map(|mode| check_mode(mode, &capabilities, problem.as_deref())).collect()
-}
-
-/// `problem` is why no backend could be created.
-fn check_mode(mode: Mode, capabilities: &[Capabilities], problem: Option<&str>) -> ModeCheck {
-    let unusable = |missing: &str| ModeCheck {
+/// Probes each mode. One that this process does not offer is not usable, and says why.
+async fn check_modes(config: &Config) -> Vec<Capabilities> {
+    let mut problem = "not available in this build or configuration".to_owned();
+    let mut probed = Vec::new();
+    match backends::create(config, None) {
+        Ok(backends) => probed = backends::probe(config, &backends).await,
+        Err(error) => problem = error_report::chain(&error),
+    }
+    let unavailable = |mode| Capabilities {
         mode,
         usable: false,
-        watches_limits: false,
-        egress: false,
-        gaps: vec![Gap { missing: missing.to_owned(), remedy: String::new() }],
+        enforceable: Enforceable::default(),
+        gaps: vec![Gap { missing: problem.clone(), remedy: String::new() }],
     };
-    match (capabilities.iter().find(|found| found.mode == mode), problem) {
-        (Some(found), _) => {
-            let gaps = found.gaps.iter();
-            let gaps = gaps
-                .map(|gap| Gap { missing: gap.missing.clone(), remedy: gap.remedy.clone() })
-                .collect();
-            let (usable, watches_limits) = (found.usable, found.watches_limits());
-            ModeCheck {
-                mode,
-                usable,
-                watches_limits,
-                egress: usable && found.enforceable.egress,
-                gaps,
-            }
-        }
-        (None, Some(problem)) => unusable(problem),
-        (None, None) => unusable("not available in this build or configuration"),
-    }
+    let check = |mode| {
+        probed.iter().find(|found| found.mode == mode).cloned().unwrap_or_else(|| unavailable(mode))
+    };
+    Mode::ALL.into_iter().map(check).collect()
 }
 
 fn check_postgres() -> Check {
     let found = find_program("postgres").and_then(|_| find_program("initdb"));
-    Check {
-        name: "PostgreSQL server",
-        ok: found.is_some(),
-        found: found.map_or_else(|| "not found".to_owned(), |path| path.display().to_string()),
-        remedy: "install Debian's `postgresql`, or set CODELIA_DATABASE_URL",
-    }
+    let found = found.map(|path| path.display().to_string()).ok_or("not found".to_owned());
+    let remedy = "install Debian's `postgresql`, or set CODELIA_DATABASE_URL";
+    Check { name: "PostgreSQL server", found, remedy }
 }
 
 /// Searches where `up` does: PATH and Debian's PostgreSQL directories.
@@ -139,24 +101,26 @@ fn find_program(name: &str) -> Option<PathBuf> {
 }
 
 async fn check_database(config: &Config) -> Check {
-    let check =
-        |ok, found: String| Check { name: "database", ok, found, remedy: "run `codelia migrate`" };
+    let name = "database";
+    let remedy = "run `codelia migrate`";
     if config.database.url.is_none() {
-        return check(true, "not configured: `codelia up` starts a private one".to_owned());
+        let found = Ok("not configured: `codelia up` starts a private one".to_owned());
+        return Check { name, found, remedy };
     }
     let store = match Store::connect(config.database.clone()).await {
         Ok(store) => store,
         Err(error) => {
-            let found = error_report::chain(&error.into());
-            return Check { remedy: "check CODELIA_DATABASE_URL", ..check(false, found) };
+            let found = Err(error_report::chain(&error.into()));
+            return Check { name, found, remedy: "check CODELIA_DATABASE_URL" };
         }
     };
     let migrated = store.check_migrated().await;
     store.close().await;
-    match migrated {
-        Ok(()) => check(true, "reachable and migrated".to_owned()),
-        Err(error) => check(false, error_report::chain(&error.into())),
-    }
+    let found = match migrated {
+        Ok(()) => Ok("reachable and migrated".to_owned()),
+        Err(error) => Err(error_report::chain(&error.into())),
+    };
+    Check { name, found, remedy }
 }
 
 /// Shows where output goes. Whether the place works is checked when a process starts with it.
@@ -169,13 +133,8 @@ fn check_output(config: &Config) -> Check {
         None | Some(OutputLocation::Postgres) => "all in the database".to_owned(),
         Some(location) => format!("{location} for more than {}", output.inline),
     };
-    let checked = output.check();
-    Check {
-        name: "output store",
-        ok: checked.is_ok(),
-        found: checked.map_or_else(|error| error.to_string(), |()| found),
-        remedy: "correct the settings output.*",
-    }
+    let found = output.check().map(|()| found).map_err(|error| error.to_string());
+    Check { name: "output store", found, remedy: "correct the settings output.*" }
 }
 
 /// Creates a user namespace, because many settings can forbid it.
@@ -184,17 +143,13 @@ async fn check_user_namespaces() -> Check {
         .args(["--user", "--map-root-user", "true"])
         .output()
         .await;
-    let (ok, found) = match unshare {
-        Ok(output) if output.status.success() => (true, "available".to_owned()),
-        Ok(output) => (false, String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-        Err(_) => (false, "not checked: `unshare` not found".to_owned()),
+    let found = match unshare {
+        Ok(output) if output.status.success() => Ok("available".to_owned()),
+        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(_) => Err("not checked: `unshare` not found".to_owned()),
     };
-    Check {
-        name: "user namespaces",
-        ok,
-        found,
-        remedy: "allow them: sysctl kernel.unprivileged_userns_clone=1",
-    }
+    let remedy = "allow them: sysctl kernel.unprivileged_userns_clone=1";
+    Check { name: "user namespaces", found, remedy }
 }
 
 fn check_cgroups() -> Check {
@@ -203,67 +158,64 @@ fn check_cgroups() -> Check {
         std::fs::read_to_string("/proc/cgroups").map(|text| ("v1", enabled_v1(&text)))
     });
     let (version, controllers) = found.unwrap_or(("none", String::new()));
-    let ok = CONTROLLERS
-        .iter()
-        .all(|needed| controllers.split_whitespace().any(|controller| controller == *needed));
-    Check {
-        name: "cgroup controllers",
-        ok,
-        found: format!("{version}: {}", controllers.trim()),
-        remedy: "enable cpu, memory and pids: limits need them",
-    }
+    let found = format!("{version}: {}", controllers.trim());
+    let has = |needed: &&str| controllers.split_whitespace().any(|found| found == *needed);
+    let found = if CONTROLLERS.iter().all(has) { Ok(found) } else { Err(found) };
+    let remedy = "enable cpu, memory and pids: limits need them";
+    Check { name: "cgroup controllers", found, remedy }
 }
 
-/// What limits the disk space of sessions, and why nothing better does.
+/// The mechanism that limits the disk space of sessions, and why nothing better does.
 fn check_disk(config: &Config) -> Check {
     let root = config.sandbox_root();
     let existing = root.ancestors().find(|path| path.is_dir()).unwrap_or(&root);
-    let report =
-        codelia_worker::check_disk(existing, config.worker.disk, host::separates_users());
-    let (ok, found) = match report {
-        Ok(report) => {
-            let rejected =
-                report.rejected.iter().map(|(other, missing)| format!("; no {other}: {missing}"));
-            (true, report.mechanism.to_string() + &rejected.collect::<String>())
-        }
-        Err(error) => (false, error.to_string()),
-    };
-    Check {
-        name: "disk limits",
-        ok,
-        found,
-        remedy: "correct worker.disk, or provide what it needs",
-    }
+    let report = codelia_worker::check_disk(existing, config.worker.disk, host::separates_users());
+    let found = report.map(|report| {
+        let rejected = report.rejected.iter();
+        let rejected = rejected.map(|(other, missing)| format!("; no {other}: {missing}"));
+        report.mechanism.to_string() + &rejected.collect::<String>()
+    });
+    let found = found.map_err(|error| error.to_string());
+    let remedy = "correct worker.disk, or provide what it needs";
+    Check { name: "disk limits", found, remedy }
 }
 
 /// How network mode `proxy` reaches programs that know no proxy: by local routes in the sandbox.
-fn check_egress(modes: &[ModeCheck]) -> Check {
+fn check_egress(modes: &[Capabilities]) -> Check {
     let isolating = modes.iter().filter(|check| check.usable && check.mode != Mode::Logical);
-    let (with, without): (Vec<_>, Vec<_>) = isolating.partition(|check| check.egress);
-    let names = |checks: &[&ModeCheck]| {
+    let (with, without): (Vec<_>, Vec<_>) = isolating.partition(|check| has_egress(check));
+    let names = |checks: &[&Capabilities]| {
         checks.iter().map(|check| check.mode.as_str()).collect::<Vec<_>>().join(", ")
     };
     let found = match (with.as_slice(), without.as_slice()) {
-        ([], _) => "no mode can do it".to_owned(),
-        (with, []) => format!("by local routes: {}", names(with)),
-        (with, without) => format!("by local routes: {}; not in {}", names(with), names(without)),
+        ([], _) => Err("no mode can do it".to_owned()),
+        (with, []) => Ok(format!("by local routes: {}", names(with))),
+        (with, without) => {
+            Ok(format!("by local routes: {}; not in {}", names(with), names(without)))
+        }
     };
-    let ok = !with.is_empty();
-    Check { name: "network mode proxy", ok, found, remedy: "fix what the modes above lack for it" }
+    Check { name: "network mode proxy", found, remedy: "fix what the modes above lack for it" }
+}
+
+/// Whether commands can have network mode `proxy`.
+fn has_egress(check: &Capabilities) -> bool {
+    check.usable && check.enforceable.egress
 }
 
 /// Whether the worker could start runs: it keeps a part of the disk free.
 fn check_space(config: &Config) -> Check {
     let root = config.sandbox_root();
     let reserve = config.worker.disk_reserve.map(ByteSize::bytes);
-    let (ok, found) = match codelia_worker::root_space(&root, reserve) {
+    let found = match codelia_worker::root_space(&root, reserve) {
         Ok(space) => {
-            let (free, reserve) = (units::bytes(space.free), units::bytes(space.reserve));
-            (!space.is_short, format!("{free} free for sessions, {reserve} kept free"))
+            let free = units::bytes(space.free);
+            let reserve = units::bytes(space.reserve);
+            let found = format!("{free} free for sessions, {reserve} kept free");
+            if space.is_short { Err(found) } else { Ok(found) }
         }
-        Err(error) => (false, format!("cannot read the free space of {}: {error}", root.display())),
+        Err(error) => Err(format!("cannot read the free space of {}: {error}", root.display())),
     };
-    Check { name: "disk space", ok, found, remedy: "free some space, or lower worker.disk_reserve" }
+    Check { name: "disk space", found, remedy: "free some space, or lower worker.disk_reserve" }
 }
 
 /// Returns the controllers that `/proc/cgroups` lists as enabled (last column).
@@ -272,19 +224,19 @@ fn enabled_v1(text: &str) -> String {
     lines.filter_map(|line| line.split_whitespace().next()).collect::<Vec<_>>().join(" ")
 }
 
-fn mode_json(check: &ModeCheck) -> Value {
+fn mode_json(check: &Capabilities) -> Value {
     let gaps = check.gaps.iter().map(|gap| json!({ "missing": gap.missing, "remedy": gap.remedy }));
     json!({
         "mode": check.mode,
         "usable": check.usable,
-        "watchesLimits": check.watches_limits,
-        "networkProxy": check.egress,
+        "watchesLimits": check.watches_limits(),
+        "networkProxy": has_egress(check),
         "gaps": gaps.collect::<Vec<_>>(),
     })
 }
 
 /// The mode, and below it each gap with its fix: both are sentences, too long for a table.
-fn mode_text(check: &ModeCheck) -> String {
+fn mode_text(check: &Capabilities) -> String {
     let mut lines = vec![format!("{:10} {}", check.mode.to_string(), usable(check))];
     for gap in &check.gaps {
         lines.push(format!("  missing  {}", gap.missing));
@@ -296,20 +248,31 @@ fn mode_text(check: &ModeCheck) -> String {
 }
 
 fn check_json(check: &Check) -> Value {
-    json!({ "check": check.name, "good": check.ok, "found": check.found, "remedy": remedy(check) })
+    json!({
+        "check": check.name,
+        "good": check.found.is_ok(),
+        "found": found(check),
+        "remedy": remedy(check),
+    })
 }
 
 fn check_row(check: &Check) -> Vec<String> {
     let remedy = remedy(check).unwrap_or_default().to_owned();
-    vec![check.name.to_owned(), yes_or_no(check.ok), check.found.clone(), remedy]
+    let good = yes_or_no(check.found.is_ok());
+    vec![check.name.to_owned(), good, found(check).to_owned(), remedy]
+}
+
+fn found(check: &Check) -> &str {
+    let (Ok(found) | Err(found)) = &check.found;
+    found
 }
 
 fn remedy(check: &Check) -> Option<&'static str> {
-    (!check.ok).then_some(check.remedy)
+    check.found.is_err().then_some(check.remedy)
 }
 
-fn usable(check: &ModeCheck) -> String {
-    if check.watches_limits { "yes, limits watched".to_owned() } else { yes_or_no(check.usable) }
+fn usable(check: &Capabilities) -> String {
+    if check.watches_limits() { "yes, limits watched".to_owned() } else { yes_or_no(check.usable) }
 }
 
 fn yes_or_no(value: bool) -> String {
@@ -322,19 +285,18 @@ mod tests {
 
     #[test]
     fn proxy_is_shown_by_mode() {
-        let check = |mode, egress| ModeCheck {
+        let check = |mode, egress| Capabilities {
             mode,
             usable: true,
-            watches_limits: false,
-            egress,
+            enforceable: Enforceable { egress, ..Enforceable::default() },
             gaps: vec![],
         };
         let modes =
             [check(Mode::Logical, false), check(Mode::Bwrap, true), check(Mode::Container, false)];
-        assert_eq!(check_egress(&modes).found, "by local routes: bwrap; not in container");
-        assert_eq!(check_egress(&modes[..2]).found, "by local routes: bwrap");
+        assert_eq!(found(&check_egress(&modes)), "by local routes: bwrap; not in container");
+        assert_eq!(found(&check_egress(&modes[..2])), "by local routes: bwrap");
         let none = check_egress(&modes[2..]);
-        assert!(!none.ok && remedy(&none).is_some(), "{none:?}");
+        assert!(none.found.is_err() && remedy(&none).is_some(), "{none:?}");
     }
 
     #[test]
