@@ -1,7 +1,7 @@
 //! `docs/configuration.md` is generated from the comments and defaults of all options: after a
 //! change, run `CODELIA_BLESS=1 cargo test -p codelia-cli documented`.
 
-use std::fmt::Write;
+use std::{fmt::Write, path::Path};
 
 use figment::value::{Dict, Value};
 
@@ -9,7 +9,6 @@ use super::{
     keys::{self, KEYS, Key},
     show,
 };
-use crate::document_tests::check_document;
 
 const HEAD: &str = "# Configuration
 
@@ -70,4 +69,17 @@ fn documented_keys_are_current() {
         }
     }
     check_document("configuration.md", &text);
+}
+
+/// Compares a generated document with its file, or writes it if `CODELIA_BLESS` is 1.
+fn check_document(name: &str, expected: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
+    if std::env::var_os("CODELIA_BLESS").is_some_and(|value| value == "1") {
+        std::fs::write(&path, expected).unwrap();
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == expected,
+        "docs/{name} is out of date: run `CODELIA_BLESS=1 cargo test -p codelia-cli documented`"
+    );
 }
