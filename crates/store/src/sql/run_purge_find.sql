@@ -17,7 +17,11 @@ SELECT id AS "id!", tokens AS "tokens!" FROM (
          LIMIT $4)
         UNION ALL
         (SELECT r.id, label_tokens(r.tenant_id, r.labels), r.output_bytes + pg_column_size(r.spec)
-         FROM ended_runs_default r WHERE r.ended_at < now() - $2::interval LIMIT $4)
+         FROM ended_runs_default r
+         WHERE r.ended_at < now() - $2::interval
+           AND NOT EXISTS (SELECT 1 FROM sessions s
+                           WHERE s.id = r.session_id AND s.state = 'open' AND coalesce(s.checked_at, 'epoch') <= r.ended_at)
+         LIMIT $4)
     ) AS found
 ) AS counted
 WHERE bytes_before < $5
