@@ -194,7 +194,8 @@ mod tests {
         let Some(image) = image(dir.path()) else { return };
         let target = dir.path().join("target");
         fs::create_dir(&target).unwrap();
-        assert!(LoopDevice::of(&image).unwrap().is_none());
+        let found = LoopDevice::of(&image).unwrap();
+        assert!(found.is_none(), "{found:?} of {:?}", image.metadata());
         let device = LoopDevice::attach(&image, Path::new("codelia test")).unwrap();
         device.mount_ext4(&target).unwrap();
         drop(device);
