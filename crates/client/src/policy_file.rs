@@ -14,7 +14,7 @@ use codelia_policy::{
 /// The file cannot be read, or holds no policy.
 pub fn read(file: &Path) -> Result<Policy> {
     let name = || file.display().to_string();
-    let format = Format::of(file).with_context(name)?;
+    let format = Format::from_path(file).with_context(name)?;
     Policy::parse(&read_text(file)?, format).with_context(name)
 }
 

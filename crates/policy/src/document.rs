@@ -1,64 +1,33 @@
 //! The words of a policy document and the entries of its lists. [`fields`](crate::fields) has the
 //! document itself.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use codelia_types::{Mode, UnknownValue};
+use codelia_types::{Mode, words};
 
-/// How much isolation a command needs, weakest first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum IsolationLevel {
-    /// `LEVEL_0`: none. Mode `logical` only.
-    #[serde(rename = "LEVEL_0")]
-    None,
-    /// `LEVEL_1`: private processes, limits and files.
-    #[serde(rename = "LEVEL_1")]
-    Process,
-    /// `LEVEL_2`: every namespace, a private root, no network, filtered system calls.
-    #[serde(rename = "LEVEL_2")]
-    Full,
+words! {
+    /// How much isolation a command needs, weakest first.
+    #[derive(PartialOrd, Ord)]
+    pub enum IsolationLevel {
+        /// `LEVEL_0`: none. Mode `logical` only.
+        None = "LEVEL_0",
+        /// `LEVEL_1`: private processes, limits and files.
+        Process = "LEVEL_1",
+        /// `LEVEL_2`: every namespace, a private root, no network, filtered system calls.
+        Full = "LEVEL_2",
+    }
 }
 
 impl IsolationLevel {
-    /// All levels, weakest first.
-    pub const ALL: [Self; 3] = [Self::None, Self::Process, Self::Full];
-
-    /// The word for the level, as in documents.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "LEVEL_0",
-            Self::Process => "LEVEL_1",
-            Self::Full => "LEVEL_2",
-        }
-    }
-
     /// The level that a mode provides.
     #[must_use]
-    pub fn of(mode: Mode) -> Self {
+    pub fn from_mode(mode: Mode) -> Self {
         match mode {
             Mode::Logical => Self::None,
             Mode::Bwrap | Mode::Nsjail | Mode::Native | Mode::Container => Self::Full,
         }
-    }
-}
-
-impl fmt::Display for IsolationLevel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for IsolationLevel {
-    type Err = UnknownValue;
-
-    fn from_str(text: &str) -> Result<Self, UnknownValue> {
-        Self::ALL.into_iter().find(|level| level.as_str() == text).ok_or_else(|| UnknownValue {
-            value: text.to_owned(),
-            allowed: "LEVEL_0, LEVEL_1, LEVEL_2",
-        })
     }
 }
 

@@ -1,28 +1,28 @@
 //! Explains an effective policy: the value and the source of each field.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use codelia_types::words;
 use serde_json::Value;
 
 use crate::{FIELDS, Field, Policy};
 
-/// Where the value of a field comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Source {
-    /// The default. No policy sets the field.
-    Default,
-    /// The policy of the tenant, or the one above or below after the tenant's tightened it.
-    Tenant,
-    /// The policy of the session's project.
-    Project,
-    /// The policy of the user that created the session.
-    User,
-    /// The session's policy, which includes the installation's.
-    Session,
-    /// The run's policy, or the session's after the run's tightened it.
-    Run,
+words! {
+    /// The policy that a value of a field comes from.
+    pub enum Source {
+        /// The default. No policy sets the field.
+        Default = "default",
+        /// The policy of the tenant, or the one above or below after the tenant's tightened it.
+        Tenant = "tenant",
+        /// The policy of the session's project.
+        Project = "project",
+        /// The policy of the user that created the session.
+        User = "user",
+        /// The session's policy, which includes the installation's.
+        Session = "session",
+        /// The run's policy, or the session's after the run's tightened it.
+        Run = "run",
+    }
 }
 
 /// One field of an effective policy.
@@ -95,19 +95,6 @@ impl Policy {
             }
         }
         set
-    }
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Default => "default",
-            Self::Tenant => "tenant",
-            Self::Project => "project",
-            Self::User => "user",
-            Self::Session => "session",
-            Self::Run => "run",
-        })
     }
 }
 

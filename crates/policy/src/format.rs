@@ -51,7 +51,7 @@ impl Format {
     ///
     /// # Errors
     /// If the extension is not that of a known format.
-    pub fn of(path: &Path) -> Result<Self, UnknownFormat> {
+    pub fn from_path(path: &Path) -> Result<Self, UnknownFormat> {
         path.extension().and_then(|extension| extension.to_str()).unwrap_or_default().parse()
     }
 }
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn file_extension_selects_format() {
-        assert_eq!(Format::of(Path::new("a/p.yml")), Ok(Format::Yaml));
-        assert!(Format::of(Path::new("a/policy")).is_err());
+        assert_eq!(Format::from_path(Path::new("a/p.yml")), Ok(Format::Yaml));
+        assert!(Format::from_path(Path::new("a/policy")).is_err());
     }
 }

@@ -59,7 +59,7 @@ impl RunSpec {
     /// The isolation of the run.
     #[must_use]
     pub fn level(&self) -> IsolationLevel {
-        let of_mode = IsolationLevel::of(self.mode);
+        let of_mode = IsolationLevel::from_mode(self.mode);
         self.tool.as_ref().map_or(of_mode, |tool| of_mode.min(tool.level))
     }
 }

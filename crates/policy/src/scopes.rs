@@ -2,54 +2,23 @@
 //! user. A lower scope only tightens, except for fields that an upper one delegates. Nothing
 //! exceeds the policy of the installation.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt, str::FromStr};
+use std::{borrow::Cow, collections::BTreeMap};
 
-use codelia_types::UnknownValue;
+use codelia_types::{NetworkMode, words};
 use serde::{Deserialize, Serialize};
 
 use crate::{Ceilings, Field, Policy, PolicyError, Source, validate::fail};
-use codelia_types::NetworkMode;
 
-/// Whom a stored policy restricts, from the widest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum PolicyScope {
-    /// All sessions of a tenant.
-    Organisation,
-    /// The sessions that name the project.
-    Project,
-    /// The sessions that a key creates.
-    User,
-}
-
-impl PolicyScope {
-    /// All scopes, from the widest.
-    pub const ALL: [Self; 3] = [Self::Organisation, Self::Project, Self::User];
-
-    /// The word for the scope.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Organisation => "organisation",
-            Self::Project => "project",
-            Self::User => "user",
-        }
-    }
-}
-
-impl fmt::Display for PolicyScope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for PolicyScope {
-    type Err = UnknownValue;
-
-    fn from_str(text: &str) -> Result<Self, UnknownValue> {
-        Self::ALL.into_iter().find(|scope| scope.as_str() == text).ok_or_else(|| UnknownValue {
-            value: text.to_owned(),
-            allowed: "organisation, project, user",
-        })
+words! {
+    /// Whom a stored policy restricts, from the widest.
+    #[derive(Hash, PartialOrd, Ord)]
+    pub enum PolicyScope {
+        /// All sessions of a tenant.
+        Organisation = "organisation",
+        /// The sessions that name the project.
+        Project = "project",
+        /// The sessions that a key creates.
+        User = "user",
     }
 }
 
@@ -186,8 +155,8 @@ impl Scopes<'_> {
         let projects = fields(Self { user: None, ..*self });
         let all = fields(*self);
         let source = |field: String, value| {
-            let (is_scoped, is_above) =
-                (all.get(&field) == Some(&value), organisation.get(&field) == Some(&value));
+            let is_scoped = all.get(&field) == Some(&value);
+            let is_above = organisation.get(&field) == Some(&value);
             let source =
                 if projects.get(&field) == Some(&value) { Source::Project } else { Source::User };
             (is_scoped && !is_above).then_some((field, source))

@@ -1,7 +1,8 @@
 //! Volumes of a tenant, as a policy names them.
 
-use std::{fmt, path::PathBuf};
+use std::path::PathBuf;
 
+use codelia_types::words;
 use serde::{Deserialize, Serialize};
 
 /// The user and group that own the files of volumes on the disk, if each session has a user of its
@@ -24,35 +25,16 @@ pub struct VolumeMount {
     pub mode: VolumeMode,
 }
 
-/// How a session mounts a volume.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum VolumeMode {
-    /// The command only reads it.
-    ReadOnly,
-    /// The command reads it; its changes stay in the session and are dropped with it.
-    #[default]
-    Copy,
-    /// The command writes to it, and no other session may while this one is open.
-    Exclusive,
-}
-
-impl VolumeMode {
-    /// The word for the mode, as in documents.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::ReadOnly => "read_only",
-            Self::Copy => "copy",
-            Self::Exclusive => "exclusive",
-        }
-    }
-}
-
-impl fmt::Display for VolumeMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+words! {
+    /// How a session mounts a volume.
+    #[derive(Default, PartialOrd, Ord, Hash)]
+    pub enum VolumeMode {
+        /// The command only reads it.
+        ReadOnly = "read_only",
+        /// The command reads it; its changes stay in the session and are dropped with it.
+        #[default]
+        Copy = "copy",
+        /// The command writes to it, and no other session may while this one is open.
+        Exclusive = "exclusive",
     }
 }

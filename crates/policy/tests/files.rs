@@ -70,7 +70,7 @@ fn example_policies_are_valid() {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         let text = std::fs::read_to_string(&path).unwrap();
-        let policy = Policy::parse(&text, Format::of(&path).unwrap()).unwrap();
+        let policy = Policy::parse(&text, Format::from_path(&path).unwrap()).unwrap();
         assert_eq!(policy.validate(&Ceilings::default()), Ok(()), "{path:?}");
         assert_eq!(Plan::check(Mode::Bwrap, None, &policy), Ok(()), "{path:?}");
         count += 1;

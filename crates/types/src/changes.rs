@@ -1,8 +1,10 @@
 //! The changes that a transactional run made to its workspace.
 
-use std::{str::FromStr, time::Duration};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use crate::words;
 
 /// What becomes of the changes of a transactional run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,39 +28,16 @@ impl TransactionMode {
     pub const MAX_HOLD: Duration = Duration::from_secs(24 * 3600);
 }
 
-impl ChangesState {
-    /// The word in the store.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Applied => "applied",
-            Self::Dropped => "dropped",
-            Self::Held => "held",
-        }
+words! {
+    /// Whether changes are in the workspace.
+    pub enum ChangesState {
+        /// All of them are.
+        Applied = "applied",
+        /// None of them is.
+        Dropped = "dropped",
+        /// None of them is; they wait for a decision.
+        Held = "held",
     }
-}
-
-impl FromStr for ChangesState {
-    type Err = ();
-
-    fn from_str(word: &str) -> Result<Self, ()> {
-        [Self::Applied, Self::Dropped, Self::Held]
-            .into_iter()
-            .find(|state| state.as_str() == word)
-            .ok_or(())
-    }
-}
-
-/// Whether changes are in the workspace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ChangesState {
-    /// All of them are.
-    Applied,
-    /// None of them is.
-    Dropped,
-    /// None of them is; they wait for a decision.
-    Held,
 }
 
 /// The changes of a run: all are counted, the first ones are listed.

@@ -17,6 +17,7 @@ mod reason;
 mod result;
 mod units;
 mod violation;
+mod words;
 
 pub use changes::{Change, ChangeKind, ChangedFile, Changes, ChangesState, TransactionMode};
 pub use command::{CommandSpec, SecretEnv, TerminalSize};
@@ -26,10 +27,11 @@ pub use id::{
     ToolId, VolumeId, VolumeName, WorkerId,
 };
 pub use lease::LeaseToken;
-pub use mode::{Mode, NetworkMode, UnknownValue};
+pub use mode::{Mode, NetworkMode};
 pub use near_limit::{NearLimit, Resource};
 pub use outcome::{LostReason, NetworkUsage, Outcome, Receipt, Refusal, Usage};
 pub use reason::{GrpcCode, Reason};
 pub use result::{CommittedRun, EndedRun, RunResult};
 pub use units::{ByteSize, Cores, InvalidCores, InvalidSize, duration, optional_duration};
 pub use violation::{CountedViolation, Violation, Violations};
+pub use words::UnknownValue;

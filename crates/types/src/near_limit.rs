@@ -2,33 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A limit that is reported when a run gets near to it. Named like the field of the limits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Resource {
-    /// Memory, without cached files that the kernel can drop.
-    MemoryBytes,
-    /// Processes and threads.
-    Pids,
-    /// CPU time.
-    CpuTime,
-    /// Stored output.
-    OutputBytes,
-}
+use crate::words;
 
-impl Resource {
-    /// Every resource.
-    pub const ALL: [Self; 4] = [Self::MemoryBytes, Self::Pids, Self::CpuTime, Self::OutputBytes];
-
-    /// The name in the API, in events and in metrics.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::MemoryBytes => "memory_bytes",
-            Self::Pids => "pids",
-            Self::CpuTime => "cpu_time",
-            Self::OutputBytes => "output_bytes",
-        }
+words! {
+    /// A limit that is reported when a run gets near to it. Named like the field of the limits.
+    pub enum Resource {
+        /// Memory, without cached files that the kernel can drop.
+        MemoryBytes = "memory_bytes",
+        /// Processes and threads.
+        Pids = "pids",
+        /// CPU time.
+        CpuTime = "cpu_time",
+        /// Stored output.
+        OutputBytes = "output_bytes",
     }
 }
 
@@ -47,9 +33,9 @@ impl NearLimit {
     /// The share of a limit, in percent, from which a run is near to it.
     pub const PERCENT: u64 = 80;
 
-    /// `None` if what is used is not near the limit.
+    /// A limit that what is used is near to; `None` if it is not.
     #[must_use]
-    pub fn of(resource: Resource, used: u64, limit: u64) -> Option<Self> {
+    pub fn reached(resource: Resource, used: u64, limit: u64) -> Option<Self> {
         (used >= Self::threshold(limit)).then_some(Self { resource, used, limit })
     }
 
@@ -68,8 +54,8 @@ mod tests {
     fn limit_is_near_from_eighty_percent() {
         for (limit, threshold) in [(100, 80), (10, 8), (1, 1), (3, 3), (512 << 20, 429_496_730)] {
             assert_eq!(NearLimit::threshold(limit), threshold);
-            assert_eq!(NearLimit::of(Resource::Pids, threshold - 1, limit), None);
-            assert!(NearLimit::of(Resource::Pids, threshold, limit).is_some());
+            assert_eq!(NearLimit::reached(Resource::Pids, threshold - 1, limit), None);
+            assert!(NearLimit::reached(Resource::Pids, threshold, limit).is_some());
         }
         assert!(NearLimit::threshold(u64::MAX) < u64::MAX);
     }

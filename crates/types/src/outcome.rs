@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::Reason;
+use crate::{Reason, words};
 
 /// How a run ended. A command that fails is an outcome; an error means that Codelia failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,30 +30,15 @@ pub enum Outcome {
     Lost(LostReason),
 }
 
-/// Why the result of a run is unknown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LostReason {
-    /// The worker lost its lease: it died, was paused or was cut off from the database.
-    WorkerLost,
-    /// The worker shut down and could not wait longer for the command.
-    DrainDeadline,
-    /// The database rejected the result.
-    ResultRejected,
-}
-
-impl LostReason {
-    /// Every reason.
-    pub const ALL: [Self; 3] = [Self::WorkerLost, Self::DrainDeadline, Self::ResultRejected];
-
-    /// The word for the reason in metrics and the database.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::WorkerLost => "worker_lost",
-            Self::DrainDeadline => "drain_deadline",
-            Self::ResultRejected => "result_rejected",
-        }
+words! {
+    /// Why the result of a run is unknown.
+    pub enum LostReason {
+        /// The worker lost its lease: it died, was paused or was cut off from the database.
+        WorkerLost = "worker_lost",
+        /// The worker shut down and could not wait longer for the command.
+        DrainDeadline = "drain_deadline",
+        /// The database rejected the result.
+        ResultRejected = "result_rejected",
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn approval_needed(
     options: &Options,
     floor: IsolationLevel,
 ) -> Option<ApprovalNeed> {
-    let level = IsolationLevel::of(spec.mode);
+    let level = IsolationLevel::from_mode(spec.mode);
     let (kind, wanted) = if level < floor {
         (ApprovalKind::Isolation, format!("isolation {level} instead of {floor}"))
     } else {

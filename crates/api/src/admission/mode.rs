@@ -21,7 +21,7 @@ pub(super) fn check_allowed(
     }
     let lowest =
         [rules.ask_floor, of_tool].into_iter().flatten().fold(rules.floor, IsolationLevel::min);
-    if IsolationLevel::of(mode) < flagged.map_or(lowest, |flagged| flagged.max(lowest)) {
+    if IsolationLevel::from_mode(mode) < flagged.map_or(lowest, |flagged| flagged.max(lowest)) {
         let floor = flagged.map_or(rules.floor, |flagged| flagged.max(rules.floor));
         return Err(below_floor(mode, floor));
     }
@@ -39,7 +39,7 @@ pub(super) fn below_floor(mode: Mode, floor: IsolationLevel) -> ApiError {
     let message = format!(
         "mode: {mode} provides {}, this tenant requires at least {floor}; choose a stronger mode or ask an \
          operator to lower the floor (codelia tenants floor)",
-        IsolationLevel::of(mode)
+        IsolationLevel::from_mode(mode)
     );
     of_mode(Reason::IsolationFloor, message, mode)
 }

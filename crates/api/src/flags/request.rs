@@ -40,11 +40,11 @@ pub(super) fn rule(caller: &Caller, wire: Option<v1::FlagRule>) -> Result<FlagRu
     };
     match (rule.mode, rule.floor) {
         (None, None) => Err(ApiError::invalid("rule.mode", "set a mode, a floor, or both")),
-        (Some(mode), Some(floor)) if IsolationLevel::of(mode) < floor => Err(ApiError::invalid(
+        (Some(mode), Some(floor)) if IsolationLevel::from_mode(mode) < floor => Err(ApiError::invalid(
             "rule.mode",
             format!(
                 "{mode} provides {}, below the floor {floor} of the same rule",
-                IsolationLevel::of(mode)
+                IsolationLevel::from_mode(mode)
             ),
         )),
         _ => Ok(rule),

@@ -62,7 +62,7 @@ impl NearLimits {
 
     /// Reports a limit if this much of it is near and it was not reported.
     pub(super) fn check(&self, resource: Resource, used: u64) {
-        let Some(near) = NearLimit::of(resource, used, self.limit(resource)) else { return };
+        let Some(near) = NearLimit::reached(resource, used, self.limit(resource)) else { return };
         let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
         if !reported.contains(&resource) {
             reported.push(resource);

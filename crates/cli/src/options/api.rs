@@ -86,5 +86,5 @@ fn add_profile(profiles: &mut Profiles, file: &Path, ceilings: &Ceilings) -> Res
     let name =
         file.file_stem().and_then(|name| name.to_str()).context("its name is not valid text")?;
     let text = policy_file::read_text(file)?;
-    Ok(profiles.insert(name, Profile::parse(&text, Format::of(file)?, ceilings)?)?)
+    Ok(profiles.insert(name, Profile::parse(&text, Format::from_path(file)?, ceilings)?)?)
 }

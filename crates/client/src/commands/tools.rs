@@ -57,7 +57,7 @@ fn resource(name: &ToolName) -> String {
 /// Reads the file of a tool. Its extension names the format.
 fn register_request(file: &Path) -> Result<RegisterToolRequest> {
     let name = || file.display().to_string();
-    let format = Format::of(file).with_context(name)?;
+    let format = Format::from_path(file).with_context(name)?;
     let document =
         ToolDocument::parse(&policy_file::read_text(file)?, format).with_context(name)?;
     let name = format!("tools/{}", document.name);

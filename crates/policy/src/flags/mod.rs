@@ -106,7 +106,7 @@ impl Flags {
         let least = floor.as_ref().map_or(tenant_floor, |(floor, _)| tenant_floor.max(*floor));
         let mode = matching()
             .filter_map(|(flag, rule)| Some((rule.mode?, flag)))
-            .find(|(mode, _)| IsolationLevel::of(*mode) >= least);
+            .find(|(mode, _)| IsolationLevel::from_mode(*mode) >= least);
         FlagChoice {
             mode: mode.map(|(mode, flag)| (mode, flag.clone())),
             floor: floor.map(|(floor, flag)| (floor, flag.clone())),

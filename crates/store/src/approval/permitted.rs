@@ -70,7 +70,7 @@ impl Permitted {
     }
 
     fn refuses_mode(self, mode: Mode) -> Option<Withdrawn> {
-        let is_below = IsolationLevel::of(mode) < self.isolation;
+        let is_below = IsolationLevel::from_mode(mode) < self.isolation;
         is_below.then_some(Withdrawn::Isolation(self.isolation))
     }
 }

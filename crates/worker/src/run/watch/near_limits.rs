@@ -22,7 +22,7 @@ impl NearLimitLog {
 
     /// Adds a limit if this much of it is near.
     pub(crate) fn check(&self, resource: Resource, used: u64, limit: u64) {
-        if let Some(near) = NearLimit::of(resource, used, limit) {
+        if let Some(near) = NearLimit::reached(resource, used, limit) {
             self.add(near);
         }
     }
