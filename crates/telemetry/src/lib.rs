@@ -4,10 +4,7 @@
 
 pub mod backoff;
 mod http;
-mod latency_window;
 mod metrics;
-#[cfg(test)]
-mod metrics_document;
 mod pipeline;
 mod start;
 pub mod task;

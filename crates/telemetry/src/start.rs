@@ -1,12 +1,13 @@
 //! The series that exist before anything is counted. An alert on the increase of a counter needs
 //! the value 0 first. Histograms and the p95 appear with their first value.
 
+use std::time::Duration;
+
 use codelia_types::{LostReason, Mode, Outcome, Reason, Resource};
-use opentelemetry::KeyValue;
 
 use crate::{
     Metrics,
-    metrics::{DiskCause, DiskEffect, one_label},
+    metrics::{DiskCause, DiskEffect},
 };
 
 /// Codes of calls that exist from the start: success, and failures of the service.
@@ -41,23 +42,20 @@ impl Metrics {
         self.start_process();
         for method in methods.into_iter().chain([OTHER_METHOD.to_owned()]) {
             for code in CODES {
-                self.requests.add(
-                    0,
-                    &[KeyValue::new("method", method.clone()), KeyValue::new("code", code)],
-                );
+                self.requests.record(0, [method.clone().into(), code.into()]);
             }
         }
         for reason in Reason::ALL {
-            self.refusals.add(0, &one_label("reason", reason.as_str()));
+            self.refusals.record(0, [reason.as_str().into()]);
         }
         for quota in QUOTAS {
-            self.quota_refusals.add(0, &one_label("quota", quota));
+            self.quota_refusals.record(0, [quota.into()]);
         }
-        self.escape.add_indicators(0, "FILESYSTEM", "high");
+        self.escape.indicators.record(0, ["FILESYSTEM".into(), "high".into()]);
         for result in ["sent", "dropped"] {
-            self.escape.add_alerts(0, result);
+            self.escape.alerts.record(0, [result.into()]);
         }
-        self.key_lookups.add(0, &[]);
+        self.key_lookups.record(0, []);
         self.calls_changed(0);
         self.watchers_changed(0);
     }
@@ -66,20 +64,16 @@ impl Metrics {
     pub fn start_worker(&self, attempts: impl IntoIterator<Item = (&'static str, &'static str)>) {
         self.start_process();
         for mode in Mode::ALL.map(Mode::as_str) {
-            let labels = one_label("mode", mode);
-            self.cpu_seconds.add(0.0, &labels);
-            self.read_bytes.add(0, &labels);
-            self.written_bytes.add(0, &labels);
+            self.run_used(mode, Duration::ZERO, 0, 0);
             for outcome in Outcome::KINDS {
-                self.runs.add(0, &[KeyValue::new("outcome", outcome), KeyValue::new("mode", mode)]);
+                self.runs.record(0, [outcome.into(), mode.into()]);
             }
             for prepared in [true, false] {
-                self.sandboxes
-                    .add(0, &[KeyValue::new("mode", mode), KeyValue::new("prepared", prepared)]);
+                self.sandboxes.record(0, [mode.into(), prepared.into()]);
             }
         }
         for kind in VIOLATIONS {
-            self.violations.add(0, &one_label("kind", kind));
+            self.violations.record(0, [kind.into()]);
         }
         for (kind, severity) in [
             ("SYSCALL", "low"),
@@ -89,20 +83,20 @@ impl Metrics {
             ("CANARY", "critical"),
             ("ISOLATION_DRIFT", "critical"),
         ] {
-            self.escape.add_indicators(0, kind, severity);
+            self.escape.indicators.record(0, [kind.into(), severity.into()]);
         }
         for pattern in SUSPICIOUS {
-            self.escape.add_suspicious(0, pattern);
+            self.escape.suspicious.record(0, [pattern.into()]);
         }
         for resource in Resource::ALL {
-            self.near_limits.add(0, &one_label("resource", resource.as_str()));
+            self.near_limits.record(0, [resource.as_str().into()]);
         }
         for (via, outcome) in attempts {
             self.egress.attempts(via, outcome, 0, 0, 0);
         }
         self.egress.sandboxes(0);
         self.egress.connections(0);
-        self.egress.restarts.add(0, &[]);
+        self.egress.restarts.record(0, []);
         for counter in [
             &self.fenced,
             &self.leases_lost,
@@ -111,12 +105,14 @@ impl Metrics {
             &self.removals.failures,
             &self.receipts_unclean,
         ] {
-            counter.add(0, &[]);
+            counter.record(0, []);
         }
         self.worker(0, 0, 0);
         self.removals.stuck(0);
         for cause in DiskCause::ALL {
-            DiskEffect::ALL.into_iter().for_each(|effect| self.disk.add_limited(0, cause, effect));
+            for effect in DiskEffect::ALL {
+                self.disk.limited.record(0, [cause.as_str().into(), effect.as_str().into()]);
+            }
         }
         self.disk.limits_crossed(0);
         self.disk.used(0, 0);
@@ -125,15 +121,15 @@ impl Metrics {
 
     /// Series of every process. Each may do the upkeep of the installation.
     fn start_process(&self) {
-        self.build_info.record(1, &one_label("version", env!("CARGO_PKG_VERSION")));
+        self.build_info.record(1, [env!("CARGO_PKG_VERSION").into()]);
         for cap in CAPS {
-            self.connections_refused.add(0, &one_label("cap", cap));
+            self.connections_refused.record(0, [cap.into()]);
         }
         for certificate in CERTIFICATES {
-            self.certificate_reload_failures.add(0, &one_label("certificate", certificate));
+            self.certificate_reload_failures.record(0, [certificate.into()]);
         }
         self.connections_changed(0);
-        self.queue(0, std::time::Duration::ZERO);
+        self.queue(0, Duration::ZERO);
         self.runs_retried(0);
         for reason in LostReason::ALL {
             self.runs_lost(reason.as_str(), 0);

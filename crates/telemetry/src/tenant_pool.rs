@@ -1,13 +1,11 @@
 //! Runs work that keeps a processor busy off the async runtime, with a limit for each tenant.
 
 use std::{
-    collections::HashMap,
-    future::pending,
-    panic::resume_unwind,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    collections::HashMap, future::pending, panic::resume_unwind, sync::Arc,
     thread::available_parallelism,
 };
 
+use parking_lot::Mutex;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     task::spawn_blocking,
@@ -102,7 +100,7 @@ impl TenantPool {
     }
 
     fn admit(self: &Arc<Self>, name: &str) -> Result<Admission, TenantBusy> {
-        let mut tenants = self.lock();
+        let mut tenants = self.tenants.lock();
         let new = || Tenant { running: Arc::new(Semaphore::new(MAX_RUNNING)), admitted: 0 };
         let tenant = tenants.entry(name.to_owned()).or_insert_with(new);
         if tenant.admitted >= self.max_waiting.saturating_add(MAX_RUNNING) {
@@ -114,10 +112,6 @@ impl TenantPool {
             tenant: name.to_owned(),
             running: tenant.running.clone(),
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Tenant>> {
-        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -131,7 +125,7 @@ async fn acquire(semaphore: Arc<Semaphore>) -> OwnedSemaphorePermit {
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        let mut tenants = self.pool.lock();
+        let mut tenants = self.pool.tenants.lock();
         match tenants.get_mut(&self.tenant) {
             Some(tenant) if tenant.admitted > 1 => tenant.admitted -= 1,
             _ => drop(tenants.remove(&self.tenant)),
@@ -163,7 +157,7 @@ mod tests {
         held.pop();
         waiting.await.unwrap();
         drop(held);
-        assert!(pool.lock().is_empty());
+        assert!(pool.tenants.lock().is_empty());
     }
 
     #[tokio::test]
@@ -173,9 +167,9 @@ mod tests {
         let mut work = Box::pin(pool.run("a", move || wait.recv().ok()));
         assert!((&mut work).now_or_never().is_none());
         drop(work);
-        assert_eq!(pool.lock()["a"].admitted, 1);
+        assert_eq!(pool.tenants.lock()["a"].admitted, 1);
         go.send(()).unwrap();
-        while !pool.lock().is_empty() {
+        while !pool.tenants.lock().is_empty() {
             tokio::task::yield_now().await;
         }
     }

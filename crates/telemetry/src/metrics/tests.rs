@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use codelia_types::Mode;
 use opentelemetry::metrics::MeterProvider;
 use opentelemetry_sdk::Resource;
 use prometheus::{
@@ -15,7 +16,8 @@ use prometheus::{
     proto::{MetricFamily, MetricType},
 };
 
-use crate::{Metrics, Step, pipeline::meter_provider};
+use super::{Metrics, Step};
+use crate::pipeline::meter_provider;
 
 const HEAD: &str = "# Metrics
 
@@ -93,8 +95,8 @@ fn label_text(name: &str, values: &BTreeSet<String>) -> String {
         "method" => "the methods of the API, or `other`".to_owned(),
         "code" => "the gRPC code".to_owned(),
         "reason" => "as in [errors](errors.md)".to_owned(),
-        "step" => "admit, record, dispatch, queue, prepare, setup, execute, commit".to_owned(),
-        "mode" => "logical, bwrap, nsjail, native, container".to_owned(),
+        "step" => Step::ALL.map(Step::as_str).join(", "),
+        "mode" => Mode::ALL.map(Mode::as_str).join(", "),
         "via" => "connect, http, socks, transparent, dns, direct".to_owned(),
         "version" => "of the program".to_owned(),
         "flag" => "the id of a flag".to_owned(),
@@ -152,26 +154,12 @@ fn documented_metrics_are_current() {
     );
 }
 
-/// Every name in `metrics`, where all instruments are created.
-fn instruments() -> Vec<String> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/metrics");
-    let files = std::fs::read_dir(directory).unwrap();
-    let sources = files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap());
-    let names = |source: String| {
-        let names =
-            source.split('"').filter(|text| text.starts_with("codelia_")).map(str::to_owned);
-        names.collect::<Vec<_>>()
-    };
-    sources.flat_map(names).collect()
-}
-
 #[test]
 fn counters_and_gauges_start_at_zero() {
     let started: BTreeMap<_, _> =
         families(start_api, |_| {}).into_iter().chain(families(start_worker, |_| {})).collect();
     let document = document();
-    assert!(instruments().len() > 30, "the names are not found");
-    for name in instruments() {
+    for name in Metrics::names() {
         let documented = |suffix: &str| document.contains(&format!("| `{name}{suffix}` |"));
         assert!(
             ["", "_total", "_seconds", "_seconds_total"].into_iter().any(documented),
