@@ -74,7 +74,8 @@ fn start(sandbox: &Arc<Sandbox>, stream: TcpStream, target: Option<&Target>) {
             return record::refused(sandbox, via, target, reason);
         }
     };
-    let (own, target) = (sandbox.clone(), target.cloned());
+    let own = sandbox.clone();
+    let target = target.cloned();
     let connection = async move {
         let mut record = Record::new(via);
         // A connection that the end of the sandbox cuts off was allowed.

@@ -3,11 +3,12 @@
 use std::{
     collections::HashSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use parking_lot::Mutex;
 
 use crate::refusal::Reason;
 
@@ -134,7 +135,7 @@ impl AddressRules {
     }
 
     fn interfaces(&self) -> Result<Arc<HashSet<IpAddr>>, codelia_sys::Errno> {
-        let mut cached = self.interfaces.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = self.interfaces.lock();
         if let Some((read, addresses)) = &*cached
             && read.elapsed() < MAX_AGE
         {

@@ -13,7 +13,8 @@ pub(crate) fn answer(reason: Reason, target: Option<&Target>) -> Vec<u8> {
         Class::Failed => "502 Bad Gateway",
         Class::TimedOut => "504 Gateway Timeout",
     };
-    let (code, remedy) = (reason.code(), reason.remedy());
+    let code = reason.code();
+    let remedy = reason.remedy();
     let target = target.map(|target| format!("host: {}\nport: {}\n", target.host, target.port));
     let body = format!("codelia: {code}\n{}{remedy}\n", target.unwrap_or_default());
     let length = body.len();

@@ -1,11 +1,8 @@
 //! Connections that wait for a person's decision.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::{sync::watch, time::timeout};
 
 use crate::{control::Decision, refusal::Reason, target::Target};
@@ -49,7 +46,7 @@ impl Asks {
         report: impl FnOnce(),
     ) -> Result<Option<watch::Receiver<Option<Decision>>>, Reason> {
         let key = (target.host.clone(), target.port);
-        let mut states = self.lock();
+        let mut states = self.0.lock();
         match states.get(&key) {
             Some(State::Allowed) => Ok(None),
             Some(State::Denied) => Err(Reason::Denied),
@@ -68,7 +65,7 @@ impl Asks {
     /// Applies a decision to the connections that wait and, unless it is for once, to later ones.
     pub(crate) fn decide(&self, host: &str, port: u16, decision: Decision) {
         let key = (host.to_owned(), port);
-        let mut states = self.lock();
+        let mut states = self.0.lock();
         if let Some(State::Waiting(sender)) = states.remove(&key) {
             // An error means that no connection waits any more.
             let _ = sender.send(Some(decision));
@@ -81,10 +78,6 @@ impl Asks {
         if states.len() < MAX_DECISIONS {
             states.insert(key, lasting);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<(String, u16), State>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

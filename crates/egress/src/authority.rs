@@ -3,13 +3,14 @@
 use std::{
     collections::HashMap,
     fs::{self, OpenOptions},
-    io::{self, Write},
+    io::Write,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
@@ -20,7 +21,7 @@ use rustls::{
 };
 use time::OffsetDateTime;
 
-use crate::config;
+use crate::{config, error::SetupError};
 
 /// How long the authority is valid.
 const AUTHORITY_DAYS: i64 = 3650;
@@ -28,40 +29,15 @@ const AUTHORITY_DAYS: i64 = 3650;
 const HOST_DAYS: i64 = 7;
 const HOST_MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// The authority cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum AuthorityError {
-    /// A file cannot be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Others can read the key.
-    #[error("{0} can be read by other users: run chmod 600")]
-    Mode(PathBuf),
-    /// One of the files exists without the other.
-    #[error("{0} is missing: restore it, or remove the other file of the authority for a new one")]
-    Half(PathBuf),
-    /// The certificate or key is not valid.
-    #[error("cannot use the certificate authority")]
-    Certificate(#[from] rcgen::Error),
-    /// They do not fit.
-    #[error("cannot use the certificate authority for TLS")]
-    Tls(#[from] rustls::Error),
-}
-
 /// Creates the files of the authority if both are missing. The key is readable by its owner only.
 ///
 /// # Errors
 /// A file cannot be written, or only one of them exists.
-pub fn ensure_authority(files: &config::Authority) -> Result<(), AuthorityError> {
+pub fn ensure_authority(files: &config::Authority) -> Result<(), SetupError> {
     match (files.certificate_file.exists(), files.key_file.exists()) {
         (true, true) => return Ok(()),
-        (true, false) => return Err(AuthorityError::Half(files.key_file.clone())),
-        (false, true) => return Err(AuthorityError::Half(files.certificate_file.clone())),
+        (true, false) => return Err(SetupError::Half(files.key_file.clone())),
+        (false, true) => return Err(SetupError::Half(files.certificate_file.clone())),
         (false, false) => {}
     }
     let key = KeyPair::generate()?;
@@ -75,11 +51,11 @@ pub fn ensure_authority(files: &config::Authority) -> Result<(), AuthorityError>
     write_new(&files.certificate_file, &certificate.pem(), 0o644)
 }
 
-fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), AuthorityError> {
+fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), SetupError> {
     let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
     let written =
         file.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
-    written.map_err(|source| AuthorityError::File { path: path.to_owned(), source })
+    written.map_err(SetupError::authority(path))
 }
 
 fn set_validity(params: &mut CertificateParams, days: i64) {
@@ -107,19 +83,15 @@ impl std::fmt::Debug for Authority {
 
 impl Authority {
     /// Reads the authority, which is created if it does not exist.
-    pub(crate) fn load(files: &config::Authority) -> Result<Self, AuthorityError> {
+    pub(crate) fn load(files: &config::Authority) -> Result<Self, SetupError> {
         ensure_authority(files)?;
-        let failed = |path: &PathBuf| {
-            let path = path.clone();
-            move |source| AuthorityError::File { path, source }
-        };
-        let mode = fs::metadata(&files.key_file).map_err(failed(&files.key_file))?.mode();
-        if mode & 0o077 != 0 {
-            return Err(AuthorityError::Mode(files.key_file.clone()));
+        let key_failed = || SetupError::authority(&files.key_file);
+        if fs::metadata(&files.key_file).map_err(key_failed())?.mode() & 0o077 != 0 {
+            return Err(SetupError::Mode(files.key_file.clone()));
         }
-        let key = fs::read_to_string(&files.key_file).map_err(failed(&files.key_file))?;
-        let pem =
-            fs::read_to_string(&files.certificate_file).map_err(failed(&files.certificate_file))?;
+        let key = fs::read_to_string(&files.key_file).map_err(key_failed())?;
+        let pem = fs::read_to_string(&files.certificate_file)
+            .map_err(SetupError::authority(&files.certificate_file))?;
         let certificate = pem_certificate(&pem).ok_or(rcgen::Error::CouldNotParseCertificate)?;
         let issuer = Issuer::from_ca_cert_der(&certificate, KeyPair::from_pem(&key)?)?;
         let host_key = KeyPair::generate()?;
@@ -127,8 +99,8 @@ impl Authority {
     }
 
     /// The configuration of a TLS server for this host. It speaks HTTP/1.1 only.
-    pub(crate) fn server_config(&self, host: &str) -> Result<Arc<ServerConfig>, AuthorityError> {
-        let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn server_config(&self, host: &str) -> Result<Arc<ServerConfig>, SetupError> {
+        let mut hosts = self.hosts.lock();
         if let Some((made, config)) = hosts.get(host)
             && made.elapsed() < HOST_MAX_AGE
         {
@@ -139,7 +111,7 @@ impl Authority {
         Ok(config)
     }
 
-    fn new_server_config(&self, host: &str) -> Result<ServerConfig, AuthorityError> {
+    fn new_server_config(&self, host: &str) -> Result<ServerConfig, SetupError> {
         let mut params = CertificateParams::new(vec![host.to_owned()])?;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -150,9 +122,11 @@ impl Authority {
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.host_key.serialize_der()));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
+            .with_safe_default_protocol_versions()
+            .map_err(SetupError::AuthorityTls)?
             .with_no_client_auth()
-            .with_single_cert(chain, key)?;
+            .with_single_cert(chain, key)
+            .map_err(SetupError::AuthorityTls)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }
@@ -182,6 +156,6 @@ mod tests {
         let config = authority.server_config("a.example.com").unwrap();
         assert!(Arc::ptr_eq(&config, &authority.server_config("a.example.com").unwrap()), "cached");
         fs::remove_file(&files.key_file).unwrap();
-        assert!(matches!(ensure_authority(&files), Err(AuthorityError::Half(_))));
+        assert!(matches!(ensure_authority(&files), Err(SetupError::Half(_))));
     }
 }

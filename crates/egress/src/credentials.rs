@@ -24,50 +24,17 @@
 //! password = "…"
 //! ```
 
-use std::{
-    collections::HashMap,
-    fs, io,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{collections::HashMap, fs, os::unix::fs::MetadataExt, path::Path, sync::Arc};
 
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
-use crate::{target::parse_name, upstream::Login};
+use crate::{error::SetupError, target::parse_name, upstream::Login};
 
 /// Headers that the proxy itself sets.
 const RESERVED: [&str; 5] = ["host", "content-length", "transfer-encoding", "connection", "te"];
 /// The longest name or password of SOCKS5.
 const MAX_LOGIN: usize = 255;
-
-/// The file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum CredentialsError {
-    /// It cannot be read.
-    #[error("cannot read {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Others can read it.
-    #[error("{0} can be read by other users: run chmod 600")]
-    Mode(PathBuf),
-    /// Its text is not valid. Says where, never what.
-    #[error("{0} is not a valid credentials file")]
-    Text(PathBuf),
-    /// An entry is not valid.
-    #[error("credential {name:?}: {problem}")]
-    Entry {
-        /// Its name.
-        name: String,
-        /// What to correct.
-        problem: &'static str,
-    },
-}
 
 /// A header with a secret for one host.
 #[derive(Debug)]
@@ -136,37 +103,37 @@ pub(crate) struct Logins {
 }
 
 /// Reads the secrets of hosts and of upstream proxies.
-pub(crate) fn read(path: &Path) -> Result<(Credentials, Logins), CredentialsError> {
-    let failed = |source| CredentialsError::Read { path: path.to_owned(), source };
-    if fs::metadata(path).map_err(failed)?.mode() & 0o077 != 0 {
-        return Err(CredentialsError::Mode(path.to_owned()));
+pub(crate) fn read(path: &Path) -> Result<(Credentials, Logins), SetupError> {
+    if fs::metadata(path).map_err(SetupError::read(path))?.mode() & 0o077 != 0 {
+        return Err(SetupError::Mode(path.to_owned()));
     }
-    let text = SecretString::from(fs::read_to_string(path).map_err(failed)?);
+    let text = SecretString::from(fs::read_to_string(path).map_err(SetupError::read(path))?);
     // The error of the parser would quote the text.
     let file: File = toml::from_str(text.expose_secret())
-        .map_err(|_| CredentialsError::Text(path.to_owned()))?;
+        .map_err(|_| SetupError::Credentials(path.to_owned()))?;
     let mut by_name = HashMap::new();
     for entry in file.credentials {
         let name = entry.name.clone();
-        let problem = |problem| CredentialsError::Entry { name: name.clone(), problem };
+        let problem = |problem| SetupError::Credential { name: name.clone(), problem };
         let credential = Arc::new(entry.parse().map_err(problem)?);
         if by_name.insert(name.clone(), credential).is_some() {
             return Err(problem("the name is used twice"));
         }
     }
     let upstream = file.upstream.map(|entry| entry.parse("upstream".to_owned())).transpose()?;
-    let of_tenant = |(tenant, entry): (String, LoginEntry)| {
-        Ok((tenant.clone(), entry.parse(format!("tenant_upstreams.{tenant}"))?))
-    };
-    let tenants = file.tenant_upstreams.into_iter().map(of_tenant).collect::<Result<_, _>>()?;
+    let mut tenants = HashMap::new();
+    for (tenant, entry) in file.tenant_upstreams {
+        let login = entry.parse(format!("tenant_upstreams.{tenant}"))?;
+        tenants.insert(tenant, login);
+    }
     Ok((Credentials { by_name }, Logins { upstream, tenants }))
 }
 
 impl LoginEntry {
-    fn parse(self, name: String) -> Result<Login, CredentialsError> {
+    fn parse(self, name: String) -> Result<Login, SetupError> {
         if self.username.len().max(self.password.expose_secret().len()) > MAX_LOGIN {
             let problem = "user name and password have at most 255 bytes";
-            return Err(CredentialsError::Entry { name, problem });
+            return Err(SetupError::Credential { name, problem });
         }
         Ok(Login { username: self.username, password: self.password })
     }
@@ -200,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    fn read_text(text: &str, mode: u32) -> Result<(Credentials, Logins), CredentialsError> {
+    fn read_text(text: &str, mode: u32) -> Result<(Credentials, Logins), SetupError> {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();
         fs::set_permissions(file.path(), fs::Permissions::from_mode(mode)).unwrap();
@@ -259,7 +226,7 @@ mod tests {
             let error = read_text(&text, 0o600).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("s3cret"), "{error:?}");
         }
-        assert!(matches!(read_text("", 0o640), Err(CredentialsError::Mode(_))));
+        assert!(matches!(read_text("", 0o640), Err(SetupError::Mode(_))));
         assert!(read_text("", 0o600).is_ok());
     }
 }

@@ -174,7 +174,8 @@ pub(crate) fn parse_query(bytes: &[u8]) -> Result<Question, Option<Vec<u8>>> {
     }
     match message.queries.as_slice() {
         [query] if query.query_class() == DNSClass::IN => {
-            let (owner, kind) = (query.name().clone(), query.query_type());
+            let owner = query.name().clone();
+            let kind = query.query_type();
             Ok(Question { message, owner, kind })
         }
         [_] => Err(failed(ResponseCode::Refused)),
@@ -210,7 +211,7 @@ fn assign(
     family: Family,
     ports: &[u16],
 ) -> Result<IpAddr, Reason> {
-    let mut names = sandbox.names.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut names = sandbox.names.lock();
     let assignment = names.assign(name, family, ports)?;
     drop(names);
     for assigned in assignment.assigned {

@@ -112,7 +112,8 @@ fn check_forwarded(head: &Head, length: usize, target: &Target, path: &str) {
 /// The end of a body is the same however it arrives, and whatever follows.
 fn check_body(length: BodyLength, bytes: &[u8]) {
     let read = |bytes: &[u8], size: usize| -> Result<(usize, bool), Reason> {
-        let (mut body, mut total) = (Body::new(length), 0);
+        let mut body = Body::new(length);
+        let mut total = 0;
         for piece in bytes.chunks(size.max(1)) {
             total += body.read(piece)?;
         }

@@ -49,9 +49,8 @@ mod tls;
 mod tunnel;
 mod upstream;
 
-pub use authority::{AuthorityError, ensure_authority};
+pub use authority::ensure_authority;
 pub use config::{Authority, Config, InvalidUpstream, Options, Upstream, UpstreamProtocol, User};
-pub use credentials::CredentialsError;
 pub use error::SetupError;
 pub use refusal::{known_reason, reason_codes};
 pub use restrict::RestrictError;

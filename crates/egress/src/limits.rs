@@ -1,10 +1,8 @@
 //! Rates of one sandbox, and the share of the process's connections that each sandbox has.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 
 /// Connections that each sandbox can always have.
@@ -26,7 +24,7 @@ impl Rate {
     fn take(&self, per_second: u32) -> Instant {
         let now = Instant::now();
         let interval = Duration::from_secs(1) / per_second.max(1);
-        let mut full_at = self.full_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut full_at = self.full_at.lock();
         *full_at = (*full_at).max(now) + interval;
         *full_at - Duration::from_secs(1)
     }
@@ -64,17 +62,13 @@ impl Capacity {
 
     /// Adds a sandbox.
     pub(crate) fn join(self: &Arc<Self>) -> Share {
-        self.lock().reserved += GUARANTEED;
+        self.state.lock().reserved += GUARANTEED;
         Share { capacity: self.clone(), used: Mutex::new(0) }
     }
 
     /// How many connections are open.
     pub(crate) fn used(&self) -> usize {
-        self.lock().used
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().used
     }
 }
 
@@ -97,11 +91,11 @@ pub(crate) enum Full {
 impl Share {
     /// Takes a connection. The permit gives it back.
     pub(crate) fn take(self: &Arc<Self>, max: u32) -> Result<Permit, Full> {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = self.used.lock();
         if *used >= max as usize {
             return Err(Full::Sandbox);
         }
-        let mut state = self.capacity.lock();
+        let mut state = self.capacity.state.lock();
         let free = self.capacity.max.saturating_sub(state.used);
         let guaranteed = *used < GUARANTEED;
         if free == 0 || (!guaranteed && free <= state.reserved) {
@@ -117,7 +111,7 @@ impl Share {
 impl Drop for Share {
     /// No permit is left: each holds the share.
     fn drop(&mut self) {
-        self.capacity.lock().reserved -= GUARANTEED;
+        self.capacity.state.lock().reserved -= GUARANTEED;
     }
 }
 
@@ -127,8 +121,8 @@ pub(crate) struct Permit(Arc<Share>);
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut used = self.0.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.0.capacity.lock();
+        let mut used = self.0.used.lock();
+        let mut state = self.0.capacity.state.lock();
         *used -= 1;
         state.used -= 1;
         state.reserved += usize::from(*used < GUARANTEED);
@@ -165,7 +159,7 @@ mod tests {
         assert!(modest.take(1000).is_ok(), "free connections are for everyone");
         assert_eq!(modest.take(GUARANTEED as u32).unwrap_err(), Full::Sandbox);
         drop((taken, others, greedy, modest));
-        let state = capacity.lock();
+        let state = capacity.state.lock();
         assert_eq!((state.used, state.reserved), (0, 0));
     }
 }

@@ -180,7 +180,8 @@ impl Names {
         }
         self.skip(address.ip());
         self.insert(name, address);
-        let (host, port) = (name.to_owned(), address.port());
+        let host = name.to_owned();
+        let port = address.port();
         assignment.assigned.push(Assigned {
             socket: index,
             host: host.clone(),

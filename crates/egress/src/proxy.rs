@@ -54,7 +54,8 @@ impl Proxy {
             tenant_upstreams,
             timeout: options.connect_timeout,
         };
-        let (capacity, reports) = (Capacity::new(max_connections), Reports::default());
+        let capacity = Capacity::new(max_connections);
+        let reports = Reports::default();
         Ok(Self { config, connector, credentials, tls, capacity, reports })
     }
 

@@ -1,12 +1,10 @@
 //! The queue of reports to the worker. Producers never wait: when the worker is slow, records of
 //! connections are merged.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::{HashMap, VecDeque};
 
 use codelia_types::RunId;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::control::{Connection, Report, Via};
@@ -43,8 +41,8 @@ struct Key {
     refused: Option<String>,
 }
 
-impl Key {
-    fn of(record: &Connection) -> Self {
+impl From<&Connection> for Key {
+    fn from(record: &Connection) -> Self {
         Self {
             sandbox: record.sandbox,
             via: record.via,
@@ -58,17 +56,19 @@ impl Key {
 impl Reports {
     /// Adds the record of a connection.
     pub(crate) fn record(&self, mut record: Connection) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.records < MAX_QUEUED && state.merged.is_empty() {
             state.records += 1;
             state.queue.push_back(Report::Connection(record));
         } else {
-            if state.merged.len() >= MAX_MERGED && !state.merged.contains_key(&Key::of(&record)) {
-                (record.host, record.port, record.rule) = (String::new(), 0, None);
+            if state.merged.len() >= MAX_MERGED && !state.merged.contains_key(&Key::from(&record)) {
+                record.host = String::new();
+                record.port = 0;
+                record.rule = None;
             }
-            match state.merged.get_mut(&Key::of(&record)) {
+            match state.merged.get_mut(&Key::from(&record)) {
                 Some(merged) => merge(merged, &record),
-                None => drop(state.merged.insert(Key::of(&record), record)),
+                None => drop(state.merged.insert(Key::from(&record), record)),
             }
         }
         drop(state);
@@ -77,7 +77,7 @@ impl Reports {
 
     /// Adds another report. Their number is bounded by that of sandboxes, sockets and connections.
     pub(crate) fn send(&self, report: Report) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Report::Closed { sandbox, .. } = report {
             // The last report of a sandbox: nothing of it may follow.
             let merged =
@@ -93,7 +93,7 @@ impl Reports {
 
     /// Sends the number of open connections, in the place of one that was not sent yet.
     pub(crate) fn set_open(&self, count: usize) {
-        self.lock().open = Some(count);
+        self.state.lock().open = Some(count);
         self.changed.notify_one();
     }
 
@@ -108,7 +108,7 @@ impl Reports {
     }
 
     fn pop(&self) -> Option<Report> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.queue.is_empty() {
             let merged = std::mem::take(&mut state.merged);
             state.records += merged.len();
@@ -119,10 +119,6 @@ impl Reports {
         };
         state.records -= usize::from(matches!(report, Report::Connection(_)));
         Some(report)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

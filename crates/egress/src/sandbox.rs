@@ -1,15 +1,10 @@
 //! One sandbox: its rules, limits, decisions, names and totals. Decides about each connection.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::{collections::HashMap, sync::Arc};
 
 use codelia_policy::{EgressDecision, EgressLimits, EgressRules};
 use codelia_types::RunId;
+use parking_lot::{Mutex, RwLock};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -37,7 +32,7 @@ pub(crate) struct Sandbox {
     pub(crate) connection_rate: Rate,
     pub(crate) query_rate: Rate,
     live: Mutex<Live>,
-    totals: AtomicTotals,
+    totals: Mutex<Totals>,
     /// Cancelled when the sandbox is closed.
     pub(crate) closed: CancellationToken,
     pub(crate) tasks: TaskTracker,
@@ -50,14 +45,6 @@ struct Live {
     connections: HashMap<u64, (Target, CancellationToken)>,
 }
 
-#[derive(Debug, Default)]
-struct AtomicTotals {
-    connections: AtomicU64,
-    refused: AtomicU64,
-    sent: AtomicU64,
-    received: AtomicU64,
-}
-
 /// The direction of traffic, as the sandbox sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
@@ -67,7 +54,8 @@ pub(crate) enum Direction {
 
 impl Sandbox {
     pub(crate) fn new(
-        (id, tenant): (RunId, String),
+        id: RunId,
+        tenant: String,
         rules: EgressRules,
         names: Names,
         proxy: Arc<Proxy>,
@@ -84,7 +72,7 @@ impl Sandbox {
             connection_rate: Rate::new(),
             query_rate: Rate::new(),
             live: Mutex::default(),
-            totals: AtomicTotals::default(),
+            totals: Mutex::default(),
             closed: CancellationToken::new(),
             tasks: TaskTracker::new(),
             proxy,
@@ -92,7 +80,7 @@ impl Sandbox {
     }
 
     pub(crate) fn rules(&self) -> Arc<EgressRules> {
-        self.rules.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.rules.read().clone()
     }
 
     pub(crate) fn limits(&self) -> EgressLimits {
@@ -101,9 +89,9 @@ impl Sandbox {
 
     /// Replaces the rules and ends the connections that they do not allow.
     pub(crate) fn update(&self, rules: EgressRules) {
-        *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
+        *self.rules.write() = Arc::new(rules);
         let rules = self.rules();
-        for (target, ended) in self.live().connections.values() {
+        for (target, ended) in self.live.lock().connections.values() {
             // A host that needs a decision has got one.
             let decision = rules.decide(&target.host, target.port);
             if !matches!(decision, EgressDecision::Allow(_) | EgressDecision::Ask(_)) {
@@ -184,11 +172,10 @@ impl Sandbox {
     }
 
     fn check_bytes(&self, limits: &EgressLimits) -> Result<(), Reason> {
-        let below = |count: &AtomicU64, max: Option<u64>| {
-            max.is_none_or(|max| count.load(Ordering::Relaxed) < max)
-        };
-        if below(&self.totals.sent, limits.sent_bytes)
-            && below(&self.totals.received, limits.received_bytes)
+        let totals = self.totals();
+        let is_below = |total, max: Option<u64>| max.is_none_or(|max| total < max);
+        if is_below(totals.sent, limits.sent_bytes)
+            && is_below(totals.received, limits.received_bytes)
         {
             Ok(())
         } else {
@@ -203,39 +190,32 @@ impl Sandbox {
         bytes: u64,
         limits: &EgressLimits,
     ) -> Result<(), Reason> {
+        let mut totals = self.totals.lock();
         let (total, max) = match direction {
-            Direction::Sent => (&self.totals.sent, limits.sent_bytes),
-            Direction::Received => (&self.totals.received, limits.received_bytes),
+            Direction::Sent => (&mut totals.sent, limits.sent_bytes),
+            Direction::Received => (&mut totals.received, limits.received_bytes),
         };
-        let total = total.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if max.is_some_and(|max| total > max) { Err(Reason::ByteLimit) } else { Ok(()) }
+        *total = total.saturating_add(bytes);
+        if max.is_some_and(|max| *total > max) { Err(Reason::ByteLimit) } else { Ok(()) }
     }
 
     pub(crate) fn count_connection(&self, refused: bool) {
-        let count = if refused { &self.totals.refused } else { &self.totals.connections };
-        count.fetch_add(1, Ordering::Relaxed);
+        let mut totals = self.totals.lock();
+        let count = if refused { &mut totals.refused } else { &mut totals.connections };
+        *count += 1;
     }
 
     pub(crate) fn totals(&self) -> Totals {
-        Totals {
-            connections: self.totals.connections.load(Ordering::Relaxed),
-            refused: self.totals.refused.load(Ordering::Relaxed),
-            sent: self.totals.sent.load(Ordering::Relaxed),
-            received: self.totals.received.load(Ordering::Relaxed),
-        }
+        *self.totals.lock()
     }
 
     fn add_live(self: &Arc<Self>, target: &Target) -> LiveConnection {
         let ended = CancellationToken::new();
-        let mut live = self.live();
+        let mut live = self.live.lock();
         live.next += 1;
         let id = live.next;
         live.connections.insert(id, (target.clone(), ended.clone()));
         LiveConnection { id, ended, sandbox: self.clone() }
-    }
-
-    fn live(&self) -> MutexGuard<'_, Live> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -264,6 +244,6 @@ struct LiveConnection {
 
 impl Drop for LiveConnection {
     fn drop(&mut self) {
-        self.sandbox.live().connections.remove(&self.id);
+        self.sandbox.live.lock().connections.remove(&self.id);
     }
 }

@@ -161,15 +161,17 @@ impl Sandboxes {
             )));
         }
         let mut sockets = sockets.into_iter();
-        let (proxy, udp, tcp) =
-            (listener(sockets.next())?, datagram(sockets.next())?, listener(sockets.next())?);
+        let proxy = listener(sockets.next())?;
+        let udp = datagram(sockets.next())?;
+        let tcp = listener(sockets.next())?;
         let targets: Vec<_> = sockets.collect();
         for socket in &targets {
             check_type(socket, SocketType::STREAM)?;
         }
         let (names, listeners) = Names::new(targets, &open.assigned);
         let sandbox = Arc::new(Sandbox::new(
-            (open.sandbox, open.tenant),
+            open.sandbox,
+            open.tenant,
             open.rules,
             names,
             self.proxy.clone(),

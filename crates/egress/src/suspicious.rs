@@ -1,10 +1,9 @@
 //! Names below a wildcard that look as if they carry data to the name server of an allowed domain.
 //! A name that a policy lists by itself is never suspicious.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::{Mutex, PoisonError},
-};
+use std::collections::{HashMap, HashSet};
+
+use parking_lot::Mutex;
 
 use crate::refusal::Reason;
 
@@ -33,7 +32,7 @@ impl WildcardNames {
         if carries_data(name) {
             return Err(Reason::SuspiciousName);
         }
-        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.0.lock();
         if names.len() >= MAX_NAMES && !names.contains(name) {
             return Err(Reason::TooManyWildcardNames);
         }

@@ -163,7 +163,8 @@ async fn speaks_first(
         return Ok(true);
     }
     let idle = sandbox.limits().idle_timeout;
-    let (mut program_byte, mut destination_byte) = ([0], [0]);
+    let mut program_byte = [0];
+    let mut destination_byte = [0];
     let first = async {
         tokio::select! {
             biased;

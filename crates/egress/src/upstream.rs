@@ -72,8 +72,8 @@ impl Upstream {
             let part = |text: &str| {
                 [&[u8::try_from(text.len()).unwrap_or(u8::MAX)], text.as_bytes()].concat()
             };
-            let (username, password) =
-                (part(&login.username), part(login.password.expose_secret()));
+            let username = part(&login.username);
+            let password = part(login.password.expose_secret());
             stream.write_all(&[&[1][..], &username, &password].concat()).await?;
             stream.read_exact(&mut answer).await?;
             if answer != [1, 0] {

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use codelia_egress::{Authority, AuthorityError, ensure_authority};
+use codelia_egress::{Authority, SetupError, ensure_authority};
 use codelia_policy::{CA_VARIABLES, Mount, Plan};
 
 /// Where most programs look for the system's authorities.
@@ -19,7 +19,7 @@ const SYSTEM_BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
 pub enum TrustError {
     /// The files of the authority cannot be created.
     #[error(transparent)]
-    Authority(#[from] AuthorityError),
+    Authority(#[from] SetupError),
     /// A file cannot be read, or the directory not be created.
     #[error("cannot use {}", path.display())]
     File {
