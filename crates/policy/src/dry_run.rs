@@ -105,7 +105,8 @@ fn check_limits(run: &RunSpec, merged: &Policy) -> Result<(), PolicyError> {
 
 /// The fields that are tighter for a run, without those that have no effect on it.
 fn changed(run: &RunSpec, merged: &Policy) -> Vec<&'static str> {
-    let (before, after) = (run.policy.set_fields(), merged.set_fields());
+    let before = run.policy.set_fields();
+    let after = merged.set_fields();
     let lowered = lowered(run, merged);
     let network = |policy: &Policy| policy.network.effective_mode(run.network);
     let has_effect = |field: &str| match field {

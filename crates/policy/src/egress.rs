@@ -174,8 +174,8 @@ impl EgressRules {
         if let Some(pattern) = hosts::find(&self.blocked_hosts, host) {
             return EgressDecision::Blocked(pattern);
         }
-        let (allowed, ask) =
-            (hosts::find(&self.allowed_hosts, host), hosts::find(&self.ask_hosts, host));
+        let allowed = hosts::find(&self.allowed_hosts, host);
+        let ask = hosts::find(&self.ask_hosts, host);
         match allowed.map(EgressDecision::Allow).or(ask.map(EgressDecision::Ask)) {
             None => EgressDecision::HostNotAllowed,
             Some(_) if !self.allowed_ports.contains(&port) => EgressDecision::PortNotAllowed,

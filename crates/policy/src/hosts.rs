@@ -107,7 +107,8 @@ fn intersection(a: &str, b: &str) -> Vec<String> {
         return vec![a.to_owned()];
     }
     let ((mut a_below, a), (mut b_below, b)) = (split(a), split(b));
-    let (mut long, mut short): (Vec<_>, Vec<_>) = (labels(a).collect(), labels(b).collect());
+    let mut long: Vec<_> = labels(a).collect();
+    let mut short: Vec<_> = labels(b).collect();
     if long.len() < short.len() {
         (long, short, a_below, b_below) = (short, long, b_below, a_below);
     }
@@ -202,7 +203,8 @@ pub(crate) fn not_covered(list: Vec<String>, upper: &[String]) -> Vec<String> {
 /// More than [`MAX_ENTRIES`] that neither list has are too many for a policy: the rest is left out,
 /// and the size of the result shows it.
 pub(crate) fn intersect(a: &[String], b: &[String]) -> Vec<String> {
-    let (in_a, in_b) = (Index::new(a), Index::new(b));
+    let in_a = Index::new(a);
+    let in_b = Index::new(b);
     let mut both: Vec<_> =
         a.iter().chain(b).filter(|item| in_a.covers(item) && in_b.covers(item)).cloned().collect();
     let pairs = in_a.globs.iter().flat_map(|glob| in_b.wildcards().map(|other| (*glob, other)));
@@ -245,7 +247,9 @@ struct Index<'a> {
 
 impl<'a> Index<'a> {
     fn new(patterns: impl IntoIterator<Item = &'a String>) -> Self {
-        let (mut all, mut suffixes, mut globs) = (HashSet::new(), HashSet::new(), Vec::new());
+        let mut all = HashSet::new();
+        let mut suffixes = HashSet::new();
+        let mut globs = Vec::new();
         for pattern in patterns.into_iter().map(String::as_str) {
             all.insert(pattern);
             if is_glob(pattern) {

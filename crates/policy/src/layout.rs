@@ -94,7 +94,8 @@ impl Layout {
             .map(|one| &one.path)
             .chain(executables.into_iter().flatten())
             .collect();
-        let (writable, executable) = (!policy.is_read_only(), executables.is_none());
+        let writable = !policy.is_read_only();
+        let executable = executables.is_none();
         let mut layout = Self {
             writable,
             executable,

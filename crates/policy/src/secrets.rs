@@ -82,8 +82,8 @@ pub(crate) fn within(opened: &[PathBuf], homes: &[PathBuf]) -> Vec<PathBuf> {
         .into_iter()
         .flat_map(|run| RUN_SECRETS.map(|name| Path::new(run).join(name)));
     let secrets: Vec<_> = user_secrets.chain(HOST_SECRETS.map(PathBuf::from)).chain(run).collect();
-    let (mounted, secret): (PathTrie<_>, PathTrie<_>) =
-        (opened.iter().collect(), secrets.iter().collect());
+    let mounted: PathTrie<_> = opened.iter().collect();
+    let secret: PathTrie<_> = secrets.iter().collect();
     let below = secrets.iter().filter(|secret| mounted.covers(secret));
     let mut hidden: Vec<_> =
         below.chain(opened.iter().filter(|path| secret.covers(path))).cloned().collect();

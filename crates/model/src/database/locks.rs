@@ -56,7 +56,8 @@ impl Protocol {
     }
 
     fn exclude_each_other(&self, one: &Call, other: &Call) -> bool {
-        let (one, other) = (self.session_lock(one.statement), self.session_lock(other.statement));
+        let one = self.session_lock(one.statement);
+        let other = self.session_lock(other.statement);
         one.max(other) == SessionLock::Update && one.min(other) != SessionLock::KeyShare
     }
 

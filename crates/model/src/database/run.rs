@@ -117,7 +117,8 @@ impl Protocol {
                 let is_assigned = live.assignment.is_some_and(|of| of.incarnation == by);
                 let ends_run = !state.sessions[self.session_of(run)].is_open();
                 let session = self.session_of(run);
-                let (sessions, waits) = (bit(session), state.live_holder(session).is_none());
+                let sessions = bit(session);
+                let waits = state.live_holder(session).is_none();
                 allow(run, is_assigned && same_turn).map(|effect| Effect {
                     sessions,
                     ends_run,

@@ -33,7 +33,8 @@ impl Protocol {
         state: &State,
         statement: Statement,
     ) -> Result<Effect, Answer> {
-        let (locked_sessions, locked_runs) = (self.locked_sessions(state), self.locked_runs(state));
+        let locked_sessions = self.locked_sessions(state);
+        let locked_runs = self.locked_runs(state);
         let is_past_expiry = self.bounds.expires_at.is_some_and(|at| at <= state.now);
         let effect = match statement {
             Statement::Sweep => self.sweep_effect(state),

@@ -39,7 +39,8 @@ impl Protocol {
     }
 
     fn worker_faults(&self, state: &State, worker: usize, actions: &mut Vec<Action>) {
-        let (budget, now) = (&state.budget, &state.workers[worker]);
+        let budget = &state.budget;
+        let now = &state.workers[worker];
         if budget.crashes > 0 {
             actions.push(Action::Crash { worker });
         }

@@ -41,7 +41,8 @@ impl State {
     pub(crate) fn register(&mut self, worker: usize) {
         self.workers[worker].registrations += 1;
         let number = self.workers[worker].registrations;
-        let (replaces, sent) = (self.rows[worker].incarnation, self.clock(worker));
+        let replaces = self.rows[worker].incarnation;
+        let sent = self.clock(worker);
         self.send_from(worker, Statement::Register { number, replaces, sent });
     }
 

@@ -115,7 +115,8 @@ impl Protocol {
     pub(crate) fn append(&self, state: &mut State, worker: usize, run: usize) {
         if let LocalRun::Running(command) = &mut state.workers[worker].runs[run] {
             command.has_appended = true;
-            let (epoch, start) = (command.epoch, command.start);
+            let epoch = command.epoch;
+            let start = command.start;
             state.send_from(worker, Statement::Append { run, epoch, start });
         }
     }

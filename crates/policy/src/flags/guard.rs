@@ -98,7 +98,8 @@ impl FlagGuard {
             self.min_count,
         )
         .or_else(|| {
-            let (failed, runs) = (numbers.failed_runs, numbers.runs);
+            let failed = numbers.failed_runs;
+            let runs = numbers.runs;
             share("runs without a sandbox", self.max_failed_percent, failed, runs, self.min_count)
         })
         .or_else(|| self.slow(numbers.setup_p95()?, setups))
@@ -108,7 +109,8 @@ impl FlagGuard {
         let max =
             self.max_setup_p95.filter(|max| p95 > *max && setups >= u64::from(self.min_count))?;
         let micros = u64::try_from(p95.as_micros()).unwrap_or(u64::MAX);
-        let (p95, max) = (duration::text(Duration::from_micros(micros)), duration::text(max));
+        let p95 = duration::text(Duration::from_micros(micros));
+        let max = duration::text(max);
         Some(format!("the 95th percentile of {setups} setup times is at least {p95}, above {max}"))
     }
 }

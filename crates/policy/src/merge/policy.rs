@@ -69,7 +69,7 @@ impl FilesystemPolicy {
 impl NetworkPolicy {
     /// `allowed_hosts` and `ask_hosts` of both policies.
     fn merge_hosts(&self, lower: &Self) -> (Option<Vec<String>>, Option<Vec<String>>) {
-        let merged = match (HostLists::of(self), HostLists::of(lower)) {
+        let merged = match (HostLists::from_policy(self), HostLists::from_policy(lower)) {
             (Some(upper), Some(lower)) => Some(upper.merge(&lower)),
             (upper, lower) => upper.or(lower),
         };
@@ -80,7 +80,7 @@ impl NetworkPolicy {
     /// Patterns of the hosts that this policy permits, at least after a decision, or `None` if it
     /// leaves them to other policies.
     pub(crate) fn permitted_hosts(&self) -> Option<Vec<String>> {
-        HostLists::of(self).map(|lists| lists.permitted)
+        HostLists::from_policy(self).map(|lists| lists.permitted)
     }
 }
 
@@ -94,7 +94,7 @@ struct HostLists {
 
 impl HostLists {
     /// `None` if the policy has neither list. If it has one, the other is empty.
-    fn of(policy: &NetworkPolicy) -> Option<Self> {
+    fn from_policy(policy: &NetworkPolicy) -> Option<Self> {
         policy.allowed_hosts.as_ref().or(policy.ask_hosts.as_ref())?;
         let expand =
             |list: &Option<Vec<String>>| hosts::expand(list.as_deref().unwrap_or_default());

@@ -75,7 +75,8 @@ fn intersect<T: Ord + Clone>(
     let (Some(a), Some(b)) = (a, b) else {
         return a.as_ref().or(b.as_ref()).map(|list| sorted(list.clone()));
     };
-    let (in_a, in_b) = (covers(a), covers(b));
+    let in_a = covers(a);
+    let in_b = covers(b);
     let both = a.iter().chain(b).filter(|item| in_a(item) && in_b(item));
     Some(sorted(both.cloned().collect()))
 }

@@ -36,7 +36,8 @@ const CPUS: &str = "policy.resources.cpus";
 
 /// Refuses a policy that mode `logical` cannot enforce.
 pub(super) fn check_logical(policy: &Policy) -> Result<(), PlanError> {
-    let (files, process) = (&policy.filesystem, &policy.process);
+    let files = &policy.filesystem;
+    let process = &policy.process;
     let has_paths =
         |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
     let requested = [
@@ -118,7 +119,8 @@ pub(super) fn unenforceable_field(
     policy: &Policy,
     host: Enforceable,
 ) -> Option<&'static str> {
-    let (files, process) = (&policy.filesystem, &policy.process);
+    let files = &policy.filesystem;
+    let process = &policy.process;
     let enforced = [
         ("mode", mode != Mode::Logical),
         (ISOLATION_LEVEL, policy.isolation_level != Some(IsolationLevel::None)),
@@ -308,7 +310,8 @@ pub(super) fn unenforced_limits(
         match (is_enforced, is_requested) {
             (true, _) => {}
             (false, true) => {
-                let (field, mode) = (limit.field(), Mode::Logical);
+                let field = limit.field();
+                let mode = Mode::Logical;
                 return Err(PlanError { field, mode, remedy: remedy(field, mode, false) });
             }
             (false, false) => unenforced.push(limit),

@@ -293,7 +293,9 @@ impl Plan {
                 && *source == self.root
                 && *target == self.workspace
             {
-                let (source, target, layer) = (source.clone(), target.clone(), layer.to_owned());
+                let source = source.clone();
+                let target = target.clone();
+                let layer = layer.to_owned();
                 *mount = Mount::Transaction { source, target, layer };
             }
         }

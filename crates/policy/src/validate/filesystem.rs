@@ -34,8 +34,8 @@ impl FilesystemPolicy {
         if has_paths(&self.read_write_paths) && self.mode == Some(FilesystemMode::Static) {
             return fail(READ_WRITE, "must be empty in filesystem.mode static; use overlay_paths");
         }
-        let (writes, overlays) =
-            (has_paths(&self.read_write_paths), has_paths(&self.overlay_paths));
+        let writes = has_paths(&self.read_write_paths);
+        let overlays = has_paths(&self.overlay_paths);
         if self.mode == Some(FilesystemMode::Dynamic) && (writes || overlays) {
             let field = if writes { READ_WRITE } else { OVERLAY };
             return fail(field, "must be empty in filesystem.mode dynamic; use read_only_paths");
