@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use codelia_types::{Change, ChangeKind, ChangedFile, Changes, ChangesState, TransactionMode};
+use codelia_types::{Change, Changes, TransactionMode};
 
 use crate::v1;
 
@@ -32,13 +32,8 @@ impl v1::TransactionMode {
 impl From<&Changes> for v1::Changes {
     fn from(changes: &Changes) -> Self {
         let count = |number| i64::try_from(number).unwrap_or(i64::MAX);
-        let state = match changes.state {
-            ChangesState::Applied => v1::ChangesState::Applied,
-            ChangesState::Dropped => v1::ChangesState::Dropped,
-            ChangesState::Held => v1::ChangesState::Held,
-        };
         Self {
-            state: state.into(),
+            state: v1::ChangesState::from(changes.state).into(),
             added: count(changes.added),
             changed: count(changes.changed),
             removed: count(changes.removed),
@@ -50,20 +45,9 @@ impl From<&Changes> for v1::Changes {
 
 impl From<&Change> for v1::Change {
     fn from(change: &Change) -> Self {
-        let kind = match change.kind {
-            ChangeKind::Added => v1::ChangeKind::Added,
-            ChangeKind::Changed => v1::ChangeKind::Changed,
-            ChangeKind::Removed => v1::ChangeKind::Removed,
-        };
-        let file = match change.file {
-            ChangedFile::Regular => v1::FileKind::Regular,
-            ChangedFile::Directory => v1::FileKind::Directory,
-            ChangedFile::Symlink => v1::FileKind::Symlink,
-            ChangedFile::Special => v1::FileKind::Special,
-        };
         Self {
-            kind: kind.into(),
-            file_kind: file.into(),
+            kind: v1::ChangeKind::from(change.kind).into(),
+            file_kind: v1::FileKind::from(change.file).into(),
             path: change.path.clone(),
             size_bytes: i64::try_from(change.size).unwrap_or(i64::MAX),
         }

@@ -1,33 +1,18 @@
 //! The error of a message that cannot be converted, and the checks that raise it.
 
-use codelia_policy::PolicyError;
-
 /// A field of a received message is missing or has a value that is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct InvalidField {
     /// The path of the field in the message, such as `limits.memory_bytes`.
     pub field: String,
-    /// What is wrong with the field.
+    /// The rule that the field breaks.
     pub message: String,
 }
 
 impl InvalidField {
     pub(crate) fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self { field: field.into(), message: message.into() }
-    }
-
-    /// The same error in the message that contains this one as the field `parent`.
-    #[must_use]
-    pub fn within(mut self, parent: &str) -> Self {
-        self.field = format!("{parent}.{}", self.field);
-        self
-    }
-}
-
-impl From<PolicyError> for InvalidField {
-    fn from(error: PolicyError) -> Self {
-        Self { field: error.field, message: error.message }
     }
 }
 

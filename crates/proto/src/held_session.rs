@@ -12,9 +12,9 @@ const EPOCH: &str = "codelia-lease-epoch";
 /// A session that a worker holds. A worker that does not hold it under this epoch refuses the call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldSession {
-    /// The session.
+    /// The id of the session.
     pub session: SessionId,
-    /// Its tenant.
+    /// The tenant of the session.
     pub tenant: TenantId,
     /// The epoch of the lease.
     pub epoch: LeaseEpoch,

@@ -23,12 +23,13 @@ pub mod internal {
 }
 
 mod changes;
+mod enums;
 mod error;
 mod held_session;
 pub mod json;
+mod limits;
 mod policy;
 mod run;
-mod sandbox;
 mod time;
 mod wire;
 

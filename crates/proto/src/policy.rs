@@ -3,15 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use codelia_policy::{
-    CommandPolicy, ContainerPolicy, EnvironmentMode, EnvironmentPolicy, FilesystemMode,
-    FilesystemPolicy, IsolationLevel, LayoutDirectory, LayoutPolicy, LoggingPolicy, NetworkPolicy,
-    Policy, PolicyError, ProcessPolicy, ResourcePolicy, Source, SyscallMode, SyscallPolicy,
-    VolumeMode, VolumeMount,
+    CommandPolicy, ContainerPolicy, EnvironmentPolicy, FilesystemPolicy, LayoutDirectory,
+    LayoutPolicy, LoggingPolicy, NetworkPolicy, Policy, PolicyError, ProcessPolicy, ResourcePolicy,
+    SyscallPolicy, VolumeMode, VolumeMount,
 };
-use codelia_types::NetworkMode;
 
 use crate::{
-    error::{InvalidField, enum_value, integer},
+    error::{InvalidField, integer},
     v1,
     wire::Wire,
 };
@@ -81,45 +79,6 @@ macro_rules! same {
 }
 
 same!(Option<bool>, Option<String>, Vec<String>);
-
-/// Enums whose words are the same in both.
-macro_rules! same_words {
-    ($($type:ident: $($word:ident)+;)+) => {$(
-        impl Wire<i32> for Option<$type> {
-            fn from_wire(field: &str, wire: i32) -> Result<Self, InvalidField> {
-                Ok(match enum_value(field, wire)? {
-                    v1::$type::Unspecified => None,
-                    $(v1::$type::$word => Some($type::$word),)+
-                })
-            }
-
-            fn to_wire(&self) -> i32 {
-                let word = match self {
-                    None => v1::$type::Unspecified,
-                    $(Some($type::$word) => v1::$type::$word,)+
-                };
-                word.into()
-            }
-        }
-    )+};
-}
-
-same_words! {
-    EnvironmentMode: Inherit Clean Explicit;
-    FilesystemMode: Static Dynamic;
-    NetworkMode: None Proxy Host;
-    SyscallMode: Allow Deny;
-}
-
-impl Wire<i32> for Option<IsolationLevel> {
-    fn from_wire(field: &str, wire: i32) -> Result<Self, InvalidField> {
-        Ok(enum_value::<v1::IsolationLevel>(field, wire)?.to_level())
-    }
-
-    fn to_wire(&self) -> i32 {
-        v1::IsolationLevel::from(*self).into()
-    }
-}
 
 impl Wire<Vec<String>> for Vec<PathBuf> {
     fn from_wire(_: &str, wire: Vec<String>) -> Result<Self, InvalidField> {
@@ -194,23 +153,16 @@ impl Wire<Vec<v1::LayoutDirectory>> for Vec<LayoutDirectory> {
 impl Wire<Vec<v1::VolumeMount>> for Vec<VolumeMount> {
     fn from_wire(field: &str, wire: Vec<v1::VolumeMount>) -> Result<Self, InvalidField> {
         each(field, wire, |field, wire| {
-            let mode = match enum_value(&format!("{field}.mode"), wire.mode)? {
-                v1::VolumeMode::Unspecified | v1::VolumeMode::Copy => VolumeMode::Copy,
-                v1::VolumeMode::ReadOnly => VolumeMode::ReadOnly,
-                v1::VolumeMode::Exclusive => VolumeMode::Exclusive,
-            };
+            let mode = Option::<VolumeMode>::from_wire(&format!("{field}.mode"), wire.mode)?;
+            let mode = mode.unwrap_or_default();
             Ok(VolumeMount { name: wire.name, path: wire.path.into(), mode })
         })
     }
 
     fn to_wire(&self) -> Vec<v1::VolumeMount> {
         let volume = |one: &VolumeMount| {
-            let mode = match one.mode {
-                VolumeMode::Copy => v1::VolumeMode::Copy,
-                VolumeMode::ReadOnly => v1::VolumeMode::ReadOnly,
-                VolumeMode::Exclusive => v1::VolumeMode::Exclusive,
-            };
-            v1::VolumeMount { name: one.name.clone(), path: text(&one.path), mode: mode.into() }
+            let mode = v1::VolumeMode::from(one.mode).into();
+            v1::VolumeMount { name: one.name.clone(), path: text(&one.path), mode }
         };
         self.iter().map(volume).collect()
     }
@@ -231,48 +183,11 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-impl v1::IsolationLevel {
-    /// The level, or `None` if it is unspecified.
-    #[must_use]
-    pub fn to_level(self) -> Option<IsolationLevel> {
-        match self {
-            Self::Unspecified => None,
-            Self::IsolationLevel0 => Some(IsolationLevel::None),
-            Self::IsolationLevel1 => Some(IsolationLevel::Process),
-            Self::IsolationLevel2 => Some(IsolationLevel::Full),
-        }
-    }
-}
-
-impl From<Option<IsolationLevel>> for v1::IsolationLevel {
-    fn from(level: Option<IsolationLevel>) -> Self {
-        match level {
-            None => Self::Unspecified,
-            Some(IsolationLevel::None) => Self::IsolationLevel0,
-            Some(IsolationLevel::Process) => Self::IsolationLevel1,
-            Some(IsolationLevel::Full) => Self::IsolationLevel2,
-        }
-    }
-}
-
-impl From<Source> for v1::PolicySource {
-    fn from(source: Source) -> Self {
-        match source {
-            Source::Default => Self::Default,
-            Source::Tenant => Self::Tenant,
-            Source::Project => Self::Project,
-            Source::User => Self::User,
-            Source::Session => Self::Session,
-            Source::Run => Self::Run,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use codelia_policy::{FIELDS, Format};
+    use codelia_policy::{FIELDS, Format, IsolationLevel};
     use prost::Message as _;
     use prost_types::FileDescriptorSet;
 

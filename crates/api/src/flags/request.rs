@@ -34,19 +34,21 @@ pub(super) fn rule(caller: &Caller, wire: Option<v1::FlagRule>) -> Result<FlagRu
         tenant,
         labels: validate::labels(wire.labels).map_err(|error| error.within("rule"))?,
         percent: percent("rule.percent", wire.percent, 1)?.unwrap_or(100),
-        mode: validate::enum_value::<v1::SandboxMode>("rule.mode", wire.mode)?.to_mode(),
+        mode: validate::enum_value::<v1::SandboxMode>("rule.mode", wire.mode)?.into(),
         floor: validate::enum_value::<v1::IsolationLevel>("rule.floor", wire.floor)?.to_level(),
         guard: wire.guard.map(guard).transpose()?,
     };
     match (rule.mode, rule.floor) {
         (None, None) => Err(ApiError::invalid("rule.mode", "set a mode, a floor, or both")),
-        (Some(mode), Some(floor)) if IsolationLevel::from_mode(mode) < floor => Err(ApiError::invalid(
-            "rule.mode",
-            format!(
-                "{mode} provides {}, below the floor {floor} of the same rule",
-                IsolationLevel::from_mode(mode)
-            ),
-        )),
+        (Some(mode), Some(floor)) if IsolationLevel::from_mode(mode) < floor => {
+            Err(ApiError::invalid(
+                "rule.mode",
+                format!(
+                    "{mode} provides {}, below the floor {floor} of the same rule",
+                    IsolationLevel::from_mode(mode)
+                ),
+            ))
+        }
         _ => Ok(rule),
     }
 }

@@ -307,12 +307,12 @@ pub(crate) fn reason(text: String) -> Checked<String> {
 
 /// Validates a mode; `None` if unset.
 pub(crate) fn mode(number: i32) -> Checked<Option<Mode>> {
-    enum_value::<v1::SandboxMode>("mode", number).map(v1::SandboxMode::to_mode)
+    enum_value::<v1::SandboxMode>("mode", number).map(Into::into)
 }
 
 /// Validates a network mode; `None` if unset.
 pub(crate) fn network(number: i32) -> Checked<Option<NetworkMode>> {
-    enum_value::<v1::NetworkMode>("network", number).map(v1::NetworkMode::to_mode)
+    enum_value::<v1::NetworkMode>("network", number).map(Into::into)
 }
 
 /// Validates a transaction mode; `None` if unset.
