@@ -92,7 +92,7 @@ async fn serve(
     target: Option<Target>,
     record: &mut Record,
 ) -> Result<(), Refusal> {
-    // It only delays small packets.
+    // Nagle's algorithm only delays small packets.
     let _ = stream.set_nodelay(true);
     match target {
         Some(target) => transparent(sandbox, stream, target, record).await,

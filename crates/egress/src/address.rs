@@ -126,7 +126,7 @@ impl AddressRules {
         }
         match self.interfaces() {
             Ok(interfaces) => interfaces.contains(&address),
-            // What cannot be checked is refused.
+            // An address that cannot be checked is refused.
             Err(error) => {
                 tracing::error!(%error, "cannot list the addresses of this host");
                 true

@@ -22,7 +22,7 @@ pub(crate) fn starts_with_tls(bytes: &[u8]) -> bool {
 
 /// Reads the server name, `Some(None)` if there is none. `None` means that bytes are missing.
 pub(crate) fn server_name(bytes: &[u8]) -> Result<Option<Option<String>>, Malformed> {
-    // What is read does not depend on how much of it arrives at once.
+    // The result does not depend on how much of it arrives at once.
     let within = &bytes[..bytes.len().min(MAX_BYTES)];
     let Some(message) = handshake_message(within)? else {
         return if bytes.len() >= MAX_BYTES { Err(Malformed) } else { Ok(None) };

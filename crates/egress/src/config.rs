@@ -113,7 +113,7 @@ pub struct Config {
     /// Addresses of the installation that no sandbox may reach, in addition to those of this host's
     /// interfaces. They win over `private_addresses`.
     pub own_addresses: Vec<IpAddr>,
-    /// What the operator chose.
+    /// The section `egress` of the configuration.
     pub options: Options,
 }
 
@@ -135,9 +135,9 @@ pub struct User {
 /// A proxy between this host and the destinations. The credentials file has its password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Upstream {
-    /// Its protocol.
+    /// The protocol that it speaks.
     pub protocol: UpstreamProtocol,
-    /// Its address.
+    /// The address that it listens on.
     pub address: SocketAddr,
 }
 
@@ -190,14 +190,14 @@ impl fmt::Display for Upstream {
 /// The files of the installation's certificate authority, in PEM form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Authority {
-    /// Its certificate, which sandboxes trust.
+    /// The certificate, which sandboxes trust.
     pub certificate_file: PathBuf,
-    /// Its private key, which only the proxy reads.
+    /// The private key, which only the proxy reads.
     pub key_file: PathBuf,
 }
 
 impl Authority {
-    /// Its files in this directory.
+    /// The files of an authority in this directory.
     #[must_use]
     pub fn in_directory(directory: &Path) -> Self {
         Self { certificate_file: directory.join("ca.crt"), key_file: directory.join("ca.key") }

@@ -41,14 +41,14 @@ pub enum Request {
     Open(Box<Open>),
     /// Replace the rules of a sandbox. Connections that they do not allow end.
     Update {
-        /// The sandbox.
+        /// The id of the sandbox.
         sandbox: RunId,
         /// The new rules.
         rules: Box<EgressRules>,
     },
     /// The answer to `ask`. `always` and `deny` count without it, too.
     Decide {
-        /// The sandbox.
+        /// The id of the sandbox.
         sandbox: RunId,
         /// The host that was asked for.
         host: String,
@@ -59,7 +59,7 @@ pub enum Request {
     },
     /// End a sandbox's connections and close its sockets.
     Close {
-        /// The sandbox.
+        /// The id of the sandbox.
         sandbox: RunId,
     },
 }
@@ -79,11 +79,11 @@ pub enum Decision {
 /// A sandbox to serve.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Open {
-    /// The sandbox.
+    /// The id of the sandbox.
     pub sandbox: RunId,
     /// The id of its tenant, which may have an upstream proxy of its own.
     pub tenant: String,
-    /// What it may reach.
+    /// The hosts that it may reach, and its limits.
     pub rules: EgressRules,
     /// The names that its sockets stand for already, after a restart of the proxy.
     pub assigned: Vec<Assigned>,
@@ -94,11 +94,11 @@ pub struct Open {
 pub struct Assigned {
     /// The index of the socket among the target sockets.
     pub socket: usize,
-    /// The name.
+    /// The name that the socket stands for.
     pub host: String,
     /// The address that stands for it in this sandbox.
     pub address: IpAddr,
-    /// The port.
+    /// The port that the socket serves.
     pub port: u16,
 }
 
@@ -108,7 +108,7 @@ pub struct Assigned {
 pub enum Report {
     /// A socket was bound.
     Assigned {
-        /// The sandbox.
+        /// The id of the sandbox.
         sandbox: RunId,
         /// The socket and its name.
         #[serde(flatten)]
@@ -116,11 +116,11 @@ pub enum Report {
     },
     /// Connections wait for a decision about this host and port. Sent once until it is decided.
     Ask {
-        /// The sandbox.
+        /// The id of the sandbox.
         sandbox: RunId,
-        /// The host.
+        /// The host that a program wants to reach.
         host: String,
-        /// The port.
+        /// The port that a program wants to reach.
         port: u16,
     },
     /// A connection ended, or an attempt or a query was refused.
@@ -132,7 +132,7 @@ pub enum Report {
     },
     /// The sandbox is closed and sends nothing more.
     Closed {
-        /// The sandbox.
+        /// The id of the sandbox.
         sandbox: RunId,
         /// All its traffic.
         totals: Totals,
@@ -158,7 +158,7 @@ pub enum Via {
 /// One connection or refused attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connection {
-    /// The sandbox.
+    /// The id of the sandbox.
     pub sandbox: RunId,
     /// How it came.
     pub via: Via,

@@ -7,7 +7,7 @@ use crate::{
     body::Body,
     head::{BodyLength, Forwarded, opens_websocket},
     read::drain,
-    relay::{Ended, Traffic, copy, until_response},
+    relay::{Ended, Traffic, copy_to_end, until_response},
     sandbox::Direction,
 };
 
@@ -29,10 +29,8 @@ pub(crate) async fn copy_exchange(
     let (mut from_program, mut to_program) = tokio::io::split(program);
     let (mut from_destination, mut to_destination) = tokio::io::split(destination);
     let body = copy_body(traffic, &mut from_program, &mut to_destination, request.body, start);
-    let response = async {
-        copy(traffic, Direction::Received, &mut from_destination, &mut to_program).await?;
-        Ok(to_program.shutdown().await?)
-    };
+    let response =
+        copy_to_end(traffic, Direction::Received, &mut from_destination, &mut to_program);
     until_response(body, response).await?;
     drain(&mut from_program).await;
     Ok(())
@@ -62,20 +60,15 @@ async fn copy_websocket(
         destination.write_all(start).await?;
         destination.flush().await?;
     } else {
-        // It was not asked to close the connection after its answer.
+        // The destination was not asked to close the connection after its answer.
         destination.shutdown().await?;
     }
     let (mut from_program, mut to_program) = tokio::io::split(program);
     let (mut from_destination, mut to_destination) = tokio::io::split(destination);
-    let received = async {
-        copy(traffic, Direction::Received, &mut from_destination, &mut to_program).await?;
-        Ok(to_program.shutdown().await?)
-    };
+    let received =
+        copy_to_end(traffic, Direction::Received, &mut from_destination, &mut to_program);
     if opened {
-        let sent = async {
-            copy(traffic, Direction::Sent, &mut from_program, &mut to_destination).await?;
-            Ok(to_destination.shutdown().await?)
-        };
+        let sent = copy_to_end(traffic, Direction::Sent, &mut from_program, &mut to_destination);
         return tokio::try_join!(sent, received).map(|_| ());
     }
     received.await?;

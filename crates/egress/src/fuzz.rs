@@ -33,7 +33,7 @@ fn piece_sizes(length: usize) -> [usize; 3] {
     [small, length / 16 + 3, length.max(1)]
 }
 
-/// What a parser returns first for bytes that arrive in pieces; `Ok(None)` if all are not enough.
+/// The first result of a parser for bytes that arrive in pieces; `Ok(None)` if all are not enough.
 fn read<T, E>(
     bytes: &[u8],
     size: usize,
@@ -81,7 +81,7 @@ pub fn http_head(bytes: &[u8]) {
     assert!(opens != Some(true) || bytes.starts_with(b"HTTP/1."));
 }
 
-/// What is sent on says the same as the request, and nothing about this connection.
+/// A request that is sent on says the same as the request, and nothing about this connection.
 fn check_forwarded(head: &Head, length: usize, target: &Target, path: &str) {
     for secret in [None, Some(("authorization", "Bearer secret"))] {
         let forwarded = head.forwarded(target, path, secret);

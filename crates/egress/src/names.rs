@@ -111,7 +111,7 @@ impl Names {
         if let Some(address) = bound_address(&socket) {
             self.skip(address.ip());
         }
-        // It fails for a socket that does not listen, which refuses connections anyway.
+        // This fails for a socket that does not listen, which refuses connections anyway.
         let _ = rustix::net::shutdown(&socket, Shutdown::Both);
     }
 
@@ -228,7 +228,7 @@ fn listen(socket: &OwnedFd, address: SocketAddr) -> Result<(), Errno> {
         _ => address,
     };
     match rustix::net::bind(socket, &bound) {
-        // It is bound already.
+        // The socket is bound already.
         Err(Errno::INVAL) if bound_address(socket) == Some(address) => {}
         result => result?,
     }

@@ -1,4 +1,4 @@
-//! What all sandboxes have in common: settings, secrets, the way out, and the queue of reports.
+//! State that all sandboxes share: settings, secrets, the way out, and the queue of reports.
 
 use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 

@@ -56,7 +56,7 @@ pub(crate) async fn read_until<T>(
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) stream: TcpStream,
-    /// What was read and not parsed yet.
+    /// Bytes that were read and not parsed yet.
     pub(crate) start: Vec<u8>,
     /// For each message.
     pub(crate) limit: Duration,

@@ -1,4 +1,4 @@
-//! What is known about one connection while it is served, and its record at the end.
+//! One connection while it is served, and its record at the end.
 
 use std::{
     net::IpAddr,

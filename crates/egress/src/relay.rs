@@ -29,7 +29,7 @@ use crate::{
 /// Copied at once. Connections without traffic hold no buffer.
 const TCP_BUFFER: usize = 64 * 1024;
 const BUFFER: usize = 16 * 1024;
-/// What a pipe holds, and so what is moved at once.
+/// The size of a pipe, and so of what is moved at once.
 const PIPE_BYTES: usize = 256 * 1024;
 /// A pipe is closed after it was idle for this long.
 const PIPE_IDLE: Duration = Duration::from_secs(1);
@@ -135,7 +135,7 @@ async fn copy_socket(
     }
 }
 
-/// What is known about a socket after all that was there was read.
+/// The state of a socket after all that was there was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Empty,
@@ -237,8 +237,8 @@ fn splice(from: impl AsFd, to: impl AsFd, max: usize) -> io::Result<usize> {
     Ok(rustix::pipe::splice(from, None, to, None, max, SpliceFlags::MOVE | SpliceFlags::NONBLOCK)?)
 }
 
-/// Copies one way until the end. Does not end the other side.
-pub(crate) async fn copy(
+/// Copies one way until the end, and ends the other side then.
+pub(crate) async fn copy_to_end(
     traffic: &Traffic<'_>,
     direction: Direction,
     from: &mut (impl AsyncRead + Unpin),
@@ -248,7 +248,7 @@ pub(crate) async fn copy(
     loop {
         buffer.clear();
         if from.read_buf(&mut buffer).await? == 0 {
-            return Ok(());
+            return Ok(to.shutdown().await?);
         }
         traffic.count(direction, buffer.len())?;
         to.write_all(&buffer).await?;

@@ -31,7 +31,7 @@ struct State {
     open: Option<usize>,
 }
 
-/// What merged records have in common.
+/// The fields that merged records have in common.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Key {
     sandbox: RunId,

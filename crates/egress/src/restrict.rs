@@ -9,7 +9,7 @@ use libseccomp::{
 
 use crate::config::User;
 
-/// What serving takes: sockets, events, memory, threads and time.
+/// System calls that serving takes: sockets, events, memory, threads and time.
 #[rustfmt::skip]
 const ALLOWED: [&str; 68] = [
     "accept4", "bind", "connect", "getpeername", "getsockname", "getsockopt", "listen", "recvfrom", "recvmsg",
@@ -62,7 +62,7 @@ pub enum RestrictError {
     /// A system call failed.
     #[error("cannot {step}")]
     Step {
-        /// What was to be done.
+        /// The step, for people.
         step: &'static str,
         /// Why it failed.
         source: io::Error,

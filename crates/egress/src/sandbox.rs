@@ -120,23 +120,18 @@ impl Sandbox {
         // Before the decision, so that no change of the rules is missed.
         let live = self.add_live(target);
         let rules = self.rules();
-        let rule = match rules.decide(&target.host, target.port) {
-            EgressDecision::Allow(rule) => rule,
-            EgressDecision::Ask(rule) => {
-                let ask =
-                    Report::Ask { sandbox: self.id, host: target.host.clone(), port: target.port };
-                let limit = self.proxy.config.options.ask_timeout;
-                let decided = tokio::select! {
-                    decided = self.asks.wait(target, limit, || self.proxy.reports.send(ask)) => decided,
-                    () = live.ended.cancelled() => Err(Reason::RulesChanged),
-                };
-                decided.map_err(|reason| Refusal::by(reason, rule))?;
-                rule
-            }
-            EgressDecision::Blocked(rule) => return Err(Refusal::by(Reason::HostBlocked, rule)),
-            EgressDecision::HostNotAllowed => return Err(Reason::HostNotAllowed.into()),
-            EgressDecision::PortNotAllowed => return Err(Reason::PortNotAllowed.into()),
-        };
+        let decision = rules.decide(&target.host, target.port);
+        let rule = permitting_rule(decision)?;
+        if matches!(decision, EgressDecision::Ask(_)) {
+            let ask =
+                Report::Ask { sandbox: self.id, host: target.host.clone(), port: target.port };
+            let limit = self.proxy.config.options.ask_timeout;
+            let decided = tokio::select! {
+                decided = self.asks.wait(target, limit, || self.proxy.reports.send(ask)) => decided,
+                () = live.ended.cancelled() => Err(Reason::RulesChanged),
+            };
+            decided.map_err(|reason| Refusal::by(reason, rule))?;
+        }
         // A pattern for names must not open an address.
         if target.address.is_some() && rule != target.host {
             return Err(Reason::HostNotAllowed.into());
@@ -153,12 +148,7 @@ impl Sandbox {
     pub(crate) fn check_name(&self, name: &str) -> Result<Arc<EgressRules>, Refusal> {
         let rules = self.rules();
         let port = rules.allowed_ports.first().copied().ok_or(Reason::PortNotAllowed)?;
-        let rule = match rules.decide(name, port) {
-            EgressDecision::Allow(rule) | EgressDecision::Ask(rule) => rule,
-            EgressDecision::Blocked(rule) => return Err(Refusal::by(Reason::HostBlocked, rule)),
-            EgressDecision::HostNotAllowed => return Err(Reason::HostNotAllowed.into()),
-            EgressDecision::PortNotAllowed => return Err(Reason::PortNotAllowed.into()),
-        };
+        let rule = permitting_rule(rules.decide(name, port))?;
         self.check_wildcard(&rules, name, rule)?;
         Ok(rules)
     }
@@ -216,6 +206,16 @@ impl Sandbox {
         let id = live.next;
         live.connections.insert(id, (target.clone(), ended.clone()));
         LiveConnection { id, ended, sandbox: self.clone() }
+    }
+}
+
+/// The rule that permits a connection, perhaps after a decision, or the refusal of the rules.
+fn permitting_rule(decision: EgressDecision<'_>) -> Result<&str, Refusal> {
+    match decision {
+        EgressDecision::Allow(rule) | EgressDecision::Ask(rule) => Ok(rule),
+        EgressDecision::Blocked(rule) => Err(Refusal::by(Reason::HostBlocked, rule)),
+        EgressDecision::HostNotAllowed => Err(Reason::HostNotAllowed.into()),
+        EgressDecision::PortNotAllowed => Err(Reason::PortNotAllowed.into()),
     }
 }
 

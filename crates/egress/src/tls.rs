@@ -1,4 +1,4 @@
-//! What terminating the TLS of hosts with credentials takes: the authority that signs for them
+//! TLS of hosts with credentials, which is terminated: the authority that signs for them
 //! towards programs, and the roots that verify them.
 
 use std::{fs, sync::Arc};

@@ -89,12 +89,12 @@ impl Tunnel {
 /// what the destination sent.
 fn reset_if_cut(program: &TcpStream, result: &Result<(), Refusal>) {
     if matches!(result, Err(Refusal { reason: Reason::RulesChanged | Reason::ByteLimit, .. })) {
-        // It fails only if the connection has ended.
+        // This fails only if the connection has ended.
         let _ = program.set_zero_linger();
     }
 }
 
-/// What the first bytes of a program are.
+/// The protocol of the first bytes of a program.
 enum Protocol {
     Tls,
     /// An HTTP/1 request, with the length of its head.
@@ -119,7 +119,7 @@ async fn forward(
                 let _ = program.set_zero_linger();
                 return Err(refusal);
             }
-            // What was sent before the end is of no use.
+            // Bytes that were sent before the end are of no use.
             Err(ReadError::Ended) => return Ok(()),
         }
     } else {
