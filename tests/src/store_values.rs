@@ -42,17 +42,7 @@ pub fn logical_session() -> SessionSpec {
 /// A run of `true` in such a session.
 #[must_use]
 pub fn logical_run() -> RunSpec {
-    RunSpec {
-        command: CommandSpec::new(["true"]),
-        mode: Mode::Logical,
-        network: None,
-        limits: Limits::default(),
-        requested_limits: LimitsRequest::default(),
-        policy: Policy::default(),
-        ends_with_caller: false,
-        tool: None,
-        transaction: None,
-    }
+    RunSpec::new(CommandSpec::new(["true"]), Mode::Logical)
 }
 
 /// The result of a run that exited without output.

@@ -8,8 +8,8 @@ use std::{
 
 use async_trait::async_trait;
 use codelia_policy::{
-    EgressRules, Enforceable, HostInfo, Ids, IoLimits, Limit, Limits, LimitsRequest, Mount,
-    NetworkPolicy, Plan, PlanTarget, Policy, RunSpec, limits_remedy,
+    EgressRules, Enforceable, HostInfo, Ids, IoLimits, Limit, Limits, Mount, NetworkPolicy, Plan,
+    PlanTarget, RunSpec, limits_remedy,
 };
 use codelia_sys::process;
 use codelia_types::{CommandSpec, Mode, NetworkMode, Outcome, RunId, SessionId};
@@ -80,17 +80,7 @@ pub(crate) fn isolated_plan(
     only_executable: Option<&Path>,
 ) -> Result<Plan, Error> {
     let own = Ids { uid: process::own_uid(), gid: process::own_gid() };
-    let mut spec = RunSpec {
-        command: CommandSpec::default(),
-        mode,
-        network: None,
-        limits: Limits::default(),
-        requested_limits: LimitsRequest::default(),
-        policy: Policy::default(),
-        ends_with_caller: false,
-        tool: None,
-        transaction: None,
-    };
+    let mut spec = RunSpec::new(CommandSpec::default(), mode);
     spec.policy.process.allowed_executables = only_executable.map(|path| vec![path.to_owned()]);
     let enforceable = Enforceable { violations: host.violations, ..Enforceable::EVERYTHING };
     let assumed = HostInfo { enforceable, ..HostInfo::default() };

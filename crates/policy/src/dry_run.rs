@@ -1,4 +1,4 @@
-//! What a policy would have changed for a run that was admitted without it.
+//! The changes that a policy would have made for a run that was admitted without it.
 
 use crate::{
     CommandPolicy, FIELDS, Limit, LimitsRequest, Plan, Policy, PolicyError, RunSpec,
@@ -14,7 +14,7 @@ pub struct DryRun {
     compiled: Option<(CommandPolicy, CommandRules)>,
 }
 
-/// What the policy would have meant for a run.
+/// The effect that the policy would have had on a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DryRunResult {
     /// The field that would have refused the run, and why.
@@ -30,7 +30,7 @@ impl DryRun {
         Self { policy, compiled: None }
     }
 
-    /// What the policy would have meant for a run: it is merged with the effective policy of the
+    /// Tries the policy on a run: it is merged with the effective policy of the
     /// run. So the result shows what the policy takes away, and nothing that it would give.
     pub fn judge(&mut self, run: &RunSpec) -> DryRunResult {
         let merged = self.policy.merge(&run.policy);
@@ -149,15 +149,11 @@ mod tests {
 
     fn run(policy: &str, argv: &[&str]) -> RunSpec {
         RunSpec {
-            command: CommandSpec::new(argv.iter().copied()),
-            mode: Mode::Bwrap,
             network: Some(NetworkMode::None),
             limits: Limits { pids: 40, ..Limits::default() },
             requested_limits: LimitsRequest { pids: Some(40), ..LimitsRequest::default() },
             policy: parse(policy).with_defaults(),
-            ends_with_caller: false,
-            tool: None,
-            transaction: None,
+            ..RunSpec::new(CommandSpec::new(argv.iter().copied()), Mode::Bwrap)
         }
     }
 
@@ -186,7 +182,7 @@ mod tests {
             judge("resources: {max_memory_bytes: 1024}"),
             (None, vec!["resources.max_memory_bytes"])
         );
-        // What has no effect on this run.
+        // Fields without an effect on this run.
         for policy in [
             "resources: {max_memory_bytes: 9999999999}",
             "process: {allow_fork: true, max_processes: 90}",

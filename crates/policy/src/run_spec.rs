@@ -29,7 +29,7 @@ pub struct RunSpec {
     pub policy: Policy,
     /// Whether the run is canceled when the call that started it ends.
     pub ends_with_caller: bool,
-    /// What becomes of its changes to the workspace. `None` changes it directly.
+    /// The fate of its changes to the workspace. `None` changes it directly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transaction: Option<TransactionMode>,
     /// The tool that the command belongs to. Absent if the run names none.
@@ -40,7 +40,7 @@ pub struct RunSpec {
 /// The tool of a run, as it was when the run was admitted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunTool {
-    /// The tool.
+    /// The tool that the run names.
     pub id: ToolId,
     /// The version of its declaration.
     pub version: i64,
@@ -50,6 +50,22 @@ pub struct RunTool {
 }
 
 impl RunSpec {
+    /// A run that asks for nothing but its command and mode: default limits, no policy.
+    #[must_use]
+    pub fn new(command: CommandSpec, mode: Mode) -> Self {
+        Self {
+            command,
+            mode,
+            network: None,
+            limits: Limits::default(),
+            requested_limits: LimitsRequest::default(),
+            policy: Policy::default(),
+            ends_with_caller: false,
+            transaction: None,
+            tool: None,
+        }
+    }
+
     /// The wall time limit.
     #[must_use]
     pub fn timeout(&self) -> Duration {

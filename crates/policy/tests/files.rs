@@ -6,8 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use codelia_policy::{
-    Ceilings, FileAccess, FilesystemPolicy, Format, HostInfo, Ids, Limits, LimitsRequest, Mount,
-    Plan, PlanTarget, Policy, RunSpec,
+    Ceilings, FileAccess, FilesystemPolicy, Format, HostInfo, Ids, Mount, Plan, PlanTarget, Policy,
+    RunSpec,
 };
 use codelia_types::{CommandSpec, Mode, RunId, SessionId};
 use proptest::{collection::vec, option::of, prelude::*, sample::select};
@@ -34,17 +34,7 @@ fn filesystem() -> impl Strategy<Value = FilesystemPolicy> {
 fn plan(filesystem: &FilesystemPolicy) -> Option<Plan> {
     let policy = Policy { filesystem: filesystem.clone(), ..Policy::default() };
     let command = CommandSpec::new(["true"]);
-    let spec = RunSpec {
-        command,
-        mode: Mode::Bwrap,
-        network: None,
-        limits: Limits::default(),
-        requested_limits: LimitsRequest::default(),
-        policy,
-        ends_with_caller: false,
-        tool: None,
-        transaction: None,
-    };
+    let spec = RunSpec { policy, ..RunSpec::new(command, Mode::Bwrap) };
     let ids = Ids { uid: 1, gid: 1 };
     let target = PlanTarget {
         sandbox: RunId::generate(),

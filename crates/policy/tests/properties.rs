@@ -8,9 +8,9 @@ use std::{path::PathBuf, time::Duration};
 use codelia_policy::{
     Ceilings, CommandPolicy, ContainerPolicy, EgressDecision, EgressRules, EnvironmentMode,
     EnvironmentPolicy, Field, FilesystemMode, FilesystemPolicy, Format, HostInfo, Ids,
-    IsolationLevel, LayoutDirectory, LayoutPolicy, Limits, LimitsRequest, LoggingPolicy, Mount,
-    NetworkPolicy, Plan, PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec, Scopes,
-    SyscallMode, SyscallPolicy, SyscallRules, VolumeMode, VolumeMount, syscalls,
+    IsolationLevel, LayoutDirectory, LayoutPolicy, Limits, LoggingPolicy, Mount, NetworkPolicy,
+    Plan, PlanTarget, Policy, ProcessPolicy, ResourcePolicy, RunSpec, Scopes, SyscallMode,
+    SyscallPolicy, SyscallRules, VolumeMode, VolumeMount, syscalls,
 };
 use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
 use proptest::{option::of, prelude::*, sample::select};
@@ -266,15 +266,9 @@ fn scoped(policies: &[Option<Policy>]) -> Scopes<'_> {
 
 fn spec(policy: Policy) -> RunSpec {
     RunSpec {
-        command: CommandSpec::new(["true"]),
-        mode: Mode::Bwrap,
-        network: None,
         limits: Limits::default().within(&policy.caps()),
-        requested_limits: LimitsRequest::default(),
         policy,
-        ends_with_caller: false,
-        tool: None,
-        transaction: None,
+        ..RunSpec::new(CommandSpec::new(["true"]), Mode::Bwrap)
     }
 }
 

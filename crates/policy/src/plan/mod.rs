@@ -43,9 +43,7 @@ const HOSTNAME: &str = "codelia";
 /// A plan is made from an admitted run ([`RunSpec`]) and from what the host can enforce:
 ///
 /// ```
-/// use codelia_policy::{
-///     Format, HostInfo, Ids, Limits, LimitsRequest, Mount, Plan, PlanTarget, Policy, RunSpec,
-/// };
+/// use codelia_policy::{Format, HostInfo, Ids, Mount, Plan, PlanTarget, Policy, RunSpec};
 /// use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
 ///
 /// // A policy that shows the host's /opt, except for one directory.
@@ -53,17 +51,7 @@ const HOSTNAME: &str = "codelia";
 ///     "filesystem: {read_only_paths: [/opt], denied_paths: [/opt/secret]}",
 ///     Format::Yaml,
 /// )?;
-/// let spec = RunSpec {
-///     command: CommandSpec::new(["ls", "/opt"]),
-///     mode: Mode::Bwrap,
-///     network: None,
-///     limits: Limits::default(),
-///     requested_limits: LimitsRequest::default(),
-///     policy,
-///     ends_with_caller: false,
-///     tool: None,
-///     transaction: None,
-/// };
+/// let spec = RunSpec { policy, ..RunSpec::new(CommandSpec::new(["ls", "/opt"]), Mode::Bwrap) };
 ///
 /// let target = PlanTarget {
 ///     sandbox: RunId::generate(),
@@ -105,7 +93,7 @@ pub struct Plan {
     pub workspace: PathBuf,
     /// Mounts, in the order in which they are made. Empty in mode `logical`.
     pub mounts: Vec<Mount>,
-    /// What is changed in the mounts of the workspace once they are made. `None` changes nothing.
+    /// Changes of the mounts of the workspace once they are made. `None` changes nothing.
     #[serde(default)]
     pub layout: Option<Layout>,
     /// The host ids of the command. `None` keeps the worker's own ids (mode `logical`).
@@ -129,10 +117,10 @@ pub struct Plan {
     pub profile: Option<String>,
     /// The network that the command can reach.
     pub network: NetworkMode,
-    /// What it may reach through the egress proxy. `None` in every other network mode. The proxy
-    /// enforces it, so that a sandbox serves any rules.
+    /// Hosts that it may reach through the egress proxy. `None` in every other network mode. The
+    /// proxy enforces it, so that a sandbox serves any rules.
     pub egress: Option<EgressRules>,
-    /// What the kernel enforces. `None` only in mode `logical`.
+    /// Rules that the kernel enforces. `None` only in mode `logical`.
     pub security: Option<Security>,
 }
 

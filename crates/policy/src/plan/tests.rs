@@ -6,17 +6,8 @@ use super::*;
 use crate::{FilesystemMode, LimitsRequest, SyscallMode, syscalls};
 
 fn spec(requested_limits: LimitsRequest, network: Option<NetworkMode>) -> RunSpec {
-    RunSpec {
-        command: CommandSpec::new(["true"]),
-        mode: Mode::Logical,
-        network,
-        limits: Limits::default(),
-        requested_limits,
-        policy: Policy::default(),
-        ends_with_caller: false,
-        tool: None,
-        transaction: None,
-    }
+    let run = RunSpec::new(CommandSpec::new(["true"]), Mode::Logical);
+    RunSpec { network, requested_limits, ..run }
 }
 
 fn target() -> PlanTarget {

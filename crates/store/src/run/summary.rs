@@ -47,23 +47,13 @@ impl SpecSummary {
 
 #[cfg(test)]
 mod tests {
-    use codelia_policy::{LimitsRequest, Policy};
     use codelia_types::CommandSpec;
 
     use super::*;
 
     fn argv(argv: &[&str]) -> (Vec<String>, bool) {
-        let summary = SpecSummary::new(&RunSpec {
-            command: CommandSpec::new(argv.iter().copied()),
-            mode: Mode::Logical,
-            network: None,
-            limits: Limits::default(),
-            requested_limits: LimitsRequest::default(),
-            policy: Policy::default(),
-            ends_with_caller: false,
-            tool: None,
-            transaction: None,
-        });
+        let command = CommandSpec::new(argv.iter().copied());
+        let summary = SpecSummary::new(&RunSpec::new(command, Mode::Logical));
         (summary.argv, summary.argv_truncated)
     }
 

@@ -88,23 +88,13 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> TrustError {
 
 #[cfg(test)]
 mod tests {
-    use codelia_policy::{Enforceable, Limits, LimitsRequest, PlanTarget, Policy, RunSpec};
+    use codelia_policy::{Enforceable, PlanTarget, RunSpec};
     use codelia_types::{CommandSpec, Mode, RunId, SessionId};
 
     use super::*;
 
     fn plan(mounts: Vec<Mount>) -> Plan {
-        let spec = RunSpec {
-            command: CommandSpec::new(["true"]),
-            mode: Mode::Logical,
-            network: None,
-            limits: Limits::default(),
-            requested_limits: LimitsRequest::default(),
-            policy: Policy::default(),
-            ends_with_caller: false,
-            tool: None,
-            transaction: None,
-        };
+        let spec = RunSpec::new(CommandSpec::new(["true"]), Mode::Logical);
         let (sandbox, session) = (RunId::generate(), SessionId::generate());
         let target = PlanTarget { sandbox, session, root: "/root".into() };
         Plan { mounts, ..Plan::logical(target, &spec, Enforceable::default()).unwrap() }
