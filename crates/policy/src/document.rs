@@ -44,7 +44,7 @@ pub enum FilesystemMode {
     Dynamic,
 }
 
-/// What the names of a [`SyscallPolicy`](crate::SyscallPolicy) do.
+/// The effect of the names of a [`SyscallPolicy`](crate::SyscallPolicy).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SyscallMode {

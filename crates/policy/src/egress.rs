@@ -1,4 +1,4 @@
-//! What a sandbox in network mode `proxy` may reach.
+//! The hosts that a sandbox in network mode `proxy` may reach.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -85,7 +85,7 @@ pub struct EgressRules {
     pub allowed_ports: Vec<u16>,
     /// Names of the installation's credentials that its requests get, by host.
     pub credentials: Vec<String>,
-    /// Its limits.
+    /// The limits of its connections.
     pub limits: EgressLimits,
 }
 
@@ -119,7 +119,7 @@ impl Default for EgressLimits {
     }
 }
 
-/// What the rules say about a host and port.
+/// The decision of the rules about a host and port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EgressDecision<'a> {
     /// Allowed by this pattern.

@@ -44,7 +44,7 @@ impl Severity {
     }
 }
 
-/// What is done about a sign.
+/// Actions that answer a sign.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EscapeResponse {
     /// End the run at once.
@@ -64,7 +64,7 @@ impl EscapeResponse {
         self == Self::default()
     }
 
-    /// What either of two does.
+    /// The actions of either of two.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {

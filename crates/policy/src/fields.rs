@@ -200,7 +200,7 @@ macro_rules! policy_table {
                 max_length: Option<u64>, min, DELEGABLE, "any";
             }
 
-            /// What a command does that is logged, for people who want to know. What one policy
+            /// Actions of a command that are logged, for people who want to know. What one policy
             /// wants to be logged is logged. Not a security boundary: a command can have the log
             /// show another name than the one that it uses.
             logging: LoggingPolicy {
@@ -222,8 +222,8 @@ macro_rules! define {
             $field:ident: $type:ty, $merge:ident, $is_delegable:ident, $default:expr;
         )+}
     )+) => {
-        /// What a command may do: a policy document. Every field is optional. If it is absent, the
-        /// policy above decides, and finally the default.
+        /// A policy document: the actions that a command may take. Every field is optional. If it
+        /// is absent, the policy above decides, and finally the default.
         #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct Policy {
@@ -254,6 +254,7 @@ macro_rules! define {
         pub const FIELDS: &[Field] = &[
             Field {
                 path: "isolation_level",
+                api_path: "policy.isolation_level",
                 default: "the level of the mode",
                 is_delegable: TIGHTENS,
                 value: |policy| &policy.isolation_level,
@@ -261,6 +262,7 @@ macro_rules! define {
             },
             $($(Field {
                 path: concat!(stringify!($group), ".", stringify!($field)),
+                api_path: concat!("policy.", stringify!($group), ".", stringify!($field)),
                 default: $default,
                 is_delegable: $is_delegable,
                 value: |policy| &policy.$group.$field,
@@ -290,7 +292,9 @@ policy_table!(define);
 pub struct Field {
     /// The path of the field in the document.
     pub path: &'static str,
-    /// What holds if no policy sets it.
+    /// The path of the field in requests of the API, which have a policy as a field.
+    pub(crate) api_path: &'static str,
+    /// The rule that holds if no policy sets it.
     pub default: &'static str,
     is_delegable: bool,
     value: fn(&Policy) -> &dyn Value,

@@ -25,7 +25,7 @@ pub enum ParseError {
     Field {
         /// The path of the field in the document. Empty for the document itself.
         field: String,
-        /// What is wrong with the field.
+        /// The error of the parser.
         message: String,
     },
     /// The text is too long.

@@ -1,6 +1,6 @@
 //! Named sets of hosts, which host lists of policies include as `set:NAME`.
 
-/// What an entry of a list starts with if it names a set.
+/// The start of an entry that names a set.
 pub(crate) const PREFIX: &str = "set:";
 
 /// A named set of hosts.
@@ -8,7 +8,7 @@ pub(crate) const PREFIX: &str = "set:";
 pub struct HostSet {
     /// The name, as in `set:NAME`.
     pub name: &'static str,
-    /// What the hosts are for.
+    /// The use of the hosts, for people.
     pub purpose: &'static str,
     hosts: &'static [&'static str],
     /// Names of other sets whose hosts belong to this one.

@@ -62,7 +62,7 @@ pub struct Layout {
     pub executable: bool,
     /// Directories that are created before the sandbox, relative to the workspace, parents first.
     pub directories: Vec<PathBuf>,
-    /// Those that need a mount of their own, relative to the workspace, parents first.
+    /// Directories that need a mount of their own, relative to the workspace, parents first.
     pub mounts: Vec<LayoutMount>,
     /// Other mounts, by their path inside, from which nothing can be executed.
     pub not_executable: Vec<PathBuf>,
@@ -160,7 +160,7 @@ impl LayoutMount {
     }
 }
 
-/// What a command can write to, except its workspace.
+/// The mounts that a command can write to, except its workspace.
 fn writable_targets(mounts: &[Mount]) -> Vec<PathBuf> {
     let is_writable = |mount: &&Mount| match mount {
         Mount::Bind { writable, .. } => *writable,

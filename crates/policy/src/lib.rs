@@ -1,4 +1,4 @@
-//! What a command may do: policy documents, limits, and the plans made from them.
+//! Policies of commands: documents, limits, and the plans made from them.
 //!
 //! The way from a document to a sandbox:
 //!
@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod caps;
+mod declaration_error;
 mod document;
 mod dry_run;
 mod egress;
@@ -52,6 +53,7 @@ mod tool;
 mod validate;
 mod volumes;
 
+pub use declaration_error::DeclarationError;
 pub use document::{EnvironmentMode, FilesystemMode, IsolationLevel, LayoutDirectory, SyscallMode};
 pub use dry_run::{DryRun, DryRunResult};
 pub use egress::{
@@ -82,12 +84,12 @@ pub use plan::{
     Enforceable, HostInfo, IoLimits, LoggedCalls, Plan, PlanError, PlanTarget, Security,
     SyscallRules, egress_remedy, limits_remedy,
 };
-pub use profile::{Profile, ProfileError, Profiles, SessionProfile};
+pub use profile::{Profile, Profiles, SessionProfile};
 pub use run_spec::{RunSpec, RunTool};
 pub use runtime::{PathKind, Runtime};
 pub use scopes::{PolicyScope, Scopes, SessionScopes};
 pub use secrets::home_dirs;
 pub use size::TooLarge;
-pub use tool::{ToolDeclaration, ToolDocument, ToolError};
+pub use tool::{ToolDeclaration, ToolDocument};
 pub use validate::PolicyError;
 pub use volumes::{VOLUME_BYTES, VOLUME_OWNER, VolumeMode, VolumeMount};

@@ -188,7 +188,7 @@ macro_rules! define {
 
 limit_table!(define);
 
-/// What an amount of a limit counts.
+/// The unit that an amount of a limit counts.
 #[derive(Clone, Copy)]
 pub(crate) enum Unit {
     Time,

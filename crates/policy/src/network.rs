@@ -3,9 +3,9 @@
 
 use codelia_types::NetworkMode;
 
-use crate::NetworkPolicy;
+use crate::{FIELDS, Field, NetworkPolicy, Policy};
 
-/// What a person must approve before a run may have its network.
+/// A network that a person must approve before a run may have its network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NetworkApproval {
     /// Mode `proxy`, which the operator did not decide on.
@@ -46,28 +46,19 @@ impl NetworkPolicy {
             (None, _) => NetworkMode::None,
         }
     }
+}
 
-    /// The first field that only the egress proxy can enforce, as in the API.
-    pub(crate) fn proxy_field(&self) -> Option<&'static str> {
-        let fields = [
-            ("policy.network.allowed_hosts", self.allowed_hosts.is_some()),
-            ("policy.network.ask_hosts", self.ask_hosts.is_some()),
-            ("policy.network.blocked_hosts", !self.blocked_hosts.is_empty()),
-            ("policy.network.allowed_ports", self.allowed_ports.is_some()),
-            ("policy.network.max_connections", self.max_connections.is_some()),
-            (
-                "policy.network.max_connections_per_second",
-                self.max_connections_per_second.is_some(),
-            ),
-            ("policy.network.max_sent_bytes", self.max_sent_bytes.is_some()),
-            ("policy.network.max_received_bytes", self.max_received_bytes.is_some()),
-            ("policy.network.idle_timeout", self.idle_timeout.is_some()),
-            (
-                "policy.network.credentials",
-                self.credentials.as_ref().is_some_and(|names| !names.is_empty()),
-            ),
-        ];
-        fields.into_iter().find_map(|(field, is_set)| is_set.then_some(field))
+impl Policy {
+    /// The first field that only the egress proxy can enforce.
+    pub(crate) fn proxy_field(&self) -> Option<&'static Field> {
+        FIELDS.iter().find(|field| {
+            let value = field.value(self);
+            match field.path {
+                "network.mode" | "network.executables" => false,
+                "network.credentials" => value.entries() > 0,
+                path => path.starts_with("network.") && value.is_set(),
+            }
+        })
     }
 }
 

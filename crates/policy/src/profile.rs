@@ -2,16 +2,17 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use codelia_types::is_label;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Ceilings, EnvironmentPolicy, Format, LimitsRequest, ParseError, Policy, PolicyError, format,
+    Ceilings, DeclarationError, EnvironmentPolicy, Format, LimitsRequest, Policy,
+    declaration_error::fail, format,
 };
 
 /// Maximum number of profiles of an installation.
 const MAX_PROFILES: usize = 100;
 const MAX_DESCRIPTION: usize = 1000;
-const MAX_NAME: usize = 63;
 const MAX_VARIABLES: usize = 64;
 const MAX_VARIABLE: usize = 4096;
 
@@ -23,25 +24,30 @@ const BUILT_IN: [(&str, &str); 4] = [
     ("shell", include_str!("../../../profiles/shell.yaml")),
 ];
 
-/// What a session of a kind of work starts with.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// The settings that a session of a kind of work starts with.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// What it is for, in one line.
+    /// The purpose of the profile, in one line.
     pub description: String,
     /// Tightens the policy of the session.
+    #[serde(default)]
     pub policy: Policy,
     /// Variables of its runs. Those of a run win.
+    #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Default limits of its runs.
+    #[serde(default)]
     pub limits: LimitsRequest,
-    /// Whether it comes with Codelia.
+    /// Whether it comes with Codelia. No file says so.
+    #[serde(skip)]
     pub is_built_in: bool,
 }
 
 /// The profile of a session, as it was when the session was created.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionProfile {
-    /// The name.
+    /// The name that the session asked for.
     pub name: String,
     /// See [`Profile::env`].
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -65,65 +71,18 @@ impl SessionProfile {
     }
 }
 
-/// A profile that is not valid.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}{message}", if field.is_empty() { String::new() } else { format!("{field}: ") })]
-pub struct ProfileError {
-    /// The path of the field in the document. Empty for the document itself.
-    pub field: String,
-    /// What is wrong with it.
-    pub message: String,
-}
-
-fn fail<T>(field: impl Into<String>, message: impl Into<String>) -> Result<T, ProfileError> {
-    Err(ProfileError { field: field.into(), message: message.into() })
-}
-
-impl From<ParseError> for ProfileError {
-    fn from(error: ParseError) -> Self {
-        match error {
-            ParseError::Field { field, message } => Self { field, message },
-            ParseError::TooLarge(error) => {
-                Self { field: String::new(), message: error.to_string() }
-            }
-        }
-    }
-}
-
-impl From<PolicyError> for ProfileError {
-    fn from(PolicyError { field, message }: PolicyError) -> Self {
-        let field = if field.is_empty() { "policy".to_owned() } else { format!("policy.{field}") };
-        Self { field, message }
-    }
-}
-
-/// A profile as a file describes it.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ProfileDocument {
-    description: String,
-    #[serde(default)]
-    policy: Policy,
-    #[serde(default)]
-    env: BTreeMap<String, String>,
-    #[serde(default)]
-    limits: LimitsRequest,
-}
-
 impl Profile {
     /// Parses and checks a profile.
     ///
     /// # Errors
     /// Names the first field that is unknown or not valid.
-    pub fn parse(text: &str, format: Format, ceilings: &Ceilings) -> Result<Self, ProfileError> {
-        let document: ProfileDocument = format::parse(text, format)?;
-        let profile = Self {
-            description: document.description.trim().to_owned(),
-            policy: document.policy,
-            env: document.env,
-            limits: document.limits,
-            is_built_in: false,
-        };
+    pub fn parse(
+        text: &str,
+        format: Format,
+        ceilings: &Ceilings,
+    ) -> Result<Self, DeclarationError> {
+        let mut profile: Self = format::parse(text, format)?;
+        profile.description = profile.description.trim().to_owned();
         let length = profile.description.len();
         if !(1..=MAX_DESCRIPTION).contains(&length) || profile.description.contains(['\n', '\0']) {
             return fail(
@@ -137,7 +96,7 @@ impl Profile {
         Ok(profile)
     }
 
-    fn check_env(&self) -> Result<(), ProfileError> {
+    fn check_env(&self) -> Result<(), DeclarationError> {
         if self.env.len() > MAX_VARIABLES {
             return fail(
                 "env",
@@ -160,7 +119,7 @@ impl Profile {
     }
 
     /// A limit above its ceiling is lowered when a session is created; zero is never meant.
-    fn check_limits(&self) -> Result<(), ProfileError> {
+    fn check_limits(&self) -> Result<(), DeclarationError> {
         let everything = Ceilings(self.limits.or_default(&Ceilings::default().0));
         match self.limits.resolve(&everything.0, &everything) {
             Err(error) => fail(error.field(), error.to_string()),
@@ -168,7 +127,7 @@ impl Profile {
         }
     }
 
-    /// Its limits, lowered to these ceilings.
+    /// The limits of the profile, lowered to these ceilings.
     #[must_use]
     pub fn limits_under(&self, ceilings: &Ceilings) -> LimitsRequest {
         self.limits.lowered_to(ceilings)
@@ -180,11 +139,11 @@ impl Profile {
 pub struct Profiles(BTreeMap<String, Arc<Profile>>);
 
 impl Profiles {
-    /// Those that come with Codelia.
+    /// The profiles that come with Codelia.
     ///
     /// # Errors
     /// One of them is not valid. A test shows that all are.
-    pub fn built_in() -> Result<Self, ProfileError> {
+    pub fn built_in() -> Result<Self, DeclarationError> {
         let mut profiles = Self::default();
         for (name, text) in BUILT_IN {
             let profile = Profile::parse(text, Format::Yaml, &Ceilings::default())?;
@@ -197,11 +156,9 @@ impl Profiles {
     ///
     /// # Errors
     /// The name is not valid, or there are too many.
-    pub fn insert(&mut self, name: &str, profile: Profile) -> Result<(), ProfileError> {
-        let is_plain =
-            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        if !(1..=MAX_NAME).contains(&name.len()) || !name.bytes().all(is_plain) {
-            return fail("", format!("the name {name:?} must match `[a-z0-9-]{{1,{MAX_NAME}}}`"));
+    pub fn insert(&mut self, name: &str, profile: Profile) -> Result<(), DeclarationError> {
+        if !is_label(name) {
+            return fail("", format!("the name {name:?} must match `[a-z0-9-]{{1,63}}`"));
         }
         if self.0.len() >= MAX_PROFILES && !self.0.contains_key(name) {
             return fail("", format!("there are more than {MAX_PROFILES} profiles; remove some"));

@@ -29,7 +29,7 @@ const RESOLVER: &str = "/etc/resolv.conf";
 /// Prefixes of such paths whose names end with a version.
 const ETC_PREFIXES: [&str; 1] = ["/etc/java-"];
 
-/// What a host path is.
+/// The kind of a host path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PathKind {
     /// A file or a directory.

@@ -7,7 +7,7 @@ use std::{borrow::Cow, collections::BTreeMap};
 use codelia_types::{NetworkMode, words};
 use serde::{Deserialize, Serialize};
 
-use crate::{Ceilings, Field, Policy, PolicyError, Source, validate::fail};
+use crate::{Ceilings, Field, Policy, PolicyError, Source, validate::fail_at};
 
 words! {
     /// Whom a stored policy restricts, from the widest.
@@ -55,15 +55,10 @@ impl Policy {
     /// Names the first field that is not valid.
     pub fn validate_scope(&self, ceilings: &Ceilings) -> Result<(), PolicyError> {
         self.check_size()?;
-        if let Some(at) =
-            self.delegate.iter().position(|path| Field::find_delegable(path).is_none())
-        {
-            let delegable: Vec<_> = Field::delegable().map(|field| field.path).collect();
-            return fail(
-                format!("delegate[{at}]"),
-                format!("cannot be delegated; these can: {}", delegable.join(", ")),
-            );
-        }
+        let refused = self.delegate.iter().position(|path| Field::find_delegable(path).is_none());
+        let delegable: Vec<_> = Field::delegable().map(|field| field.path).collect();
+        let message = format!("cannot be delegated; these can: {}", delegable.join(", "));
+        fail_at("delegate", refused, message)?;
         Self { delegate: Vec::new(), ..self.clone() }.validate(ceilings)
     }
 
@@ -98,7 +93,7 @@ pub struct Scopes<'a> {
     pub user: Option<&'a Policy>,
 }
 
-/// What the scopes of a session decided when it was created.
+/// Decisions of the scopes of a session when it was created.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SessionScopes {
@@ -141,7 +136,7 @@ impl Scopes<'_> {
         }
     }
 
-    /// What these scopes decided about a session of a project with this policy.
+    /// Decisions of these scopes about a session of a project with this policy.
     #[must_use]
     pub fn decided(
         &self,

@@ -105,7 +105,7 @@ const NEVER: &[&[&str]] = &[
     &["open_by_handle_at", "name_to_handle_at"],
     // Namespaces.
     &["unshare", "setns"],
-    // Its namespace flags are in memory that no filter can read.
+    // The namespace flags are in memory that no filter can read.
     &["clone3"],
     // Large kernel interfaces with a history of escapes.
     &[
@@ -159,7 +159,7 @@ const DANGEROUS: &[&str] = &[
     "ptrace", "perf_event_open", "userfaultfd", "io_uring_setup", "chroot", "unshare", "clone", "clone3", "keyctl",
 ];
 
-/// What `LEVEL_1` allows in addition: calls that are not needed by most programs, and neither leave
+/// Calls that `LEVEL_1` allows in addition: they are not needed by most programs, and neither leave
 /// the sandbox nor change the host. All of them are in [`NEVER`].
 #[rustfmt::skip]
 const PROCESS_LEVEL: &[&str] = &[

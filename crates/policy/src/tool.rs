@@ -6,7 +6,8 @@ use codelia_types::{Mode, ToolId};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Ceilings, IsolationLevel, Plan, Policy, PolicyError,
+    Ceilings, DeclarationError, IsolationLevel, Plan, Policy,
+    declaration_error::fail,
     format::{self, Format, ParseError},
 };
 
@@ -19,7 +20,7 @@ const MAX_STARS: usize = 8;
 /// As the last word of a pattern: any further arguments.
 const ANY_MORE: &str = "**";
 
-/// What a tool declares about itself.
+/// The declaration of a tool about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ToolDeclaration {
@@ -44,7 +45,7 @@ pub struct ToolDeclaration {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToolDocument {
-    /// The id.
+    /// The id of the tool in its tenant.
     pub name: ToolId,
     /// See [`ToolDeclaration::owner`].
     pub owner: String,
@@ -60,27 +61,6 @@ pub struct ToolDocument {
     /// See [`ToolDeclaration::transactional`].
     #[serde(default)]
     pub transactional: bool,
-}
-
-/// A declaration that is not valid.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {message}")]
-pub struct ToolError {
-    /// The path of the field in the declaration.
-    pub field: String,
-    /// What is wrong with it.
-    pub message: String,
-}
-
-impl From<PolicyError> for ToolError {
-    fn from(PolicyError { field, message }: PolicyError) -> Self {
-        let field = if field.is_empty() { "policy".to_owned() } else { format!("policy.{field}") };
-        Self { field, message }
-    }
-}
-
-fn fail<T>(field: impl Into<String>, message: impl Into<String>) -> Result<T, ToolError> {
-    Err(ToolError { field: field.into(), message: message.into() })
 }
 
 impl ToolDocument {
@@ -111,7 +91,7 @@ impl ToolDeclaration {
     ///
     /// # Errors
     /// Names the first field that is not valid.
-    pub fn validate(&self, ceilings: &Ceilings) -> Result<(), ToolError> {
+    pub fn validate(&self, ceilings: &Ceilings) -> Result<(), DeclarationError> {
         if self.owner.trim().is_empty() || self.owner.len() > MAX_OWNER || self.owner.contains('\0')
         {
             return fail("owner", format!("must have 1 to {MAX_OWNER} bytes and no null byte"));
@@ -126,7 +106,7 @@ impl ToolDeclaration {
     }
 
     /// Refuses what no run of a transactional tool could have.
-    fn check_transactional(&self) -> Result<(), ToolError> {
+    fn check_transactional(&self) -> Result<(), DeclarationError> {
         let mode = if self.level() == IsolationLevel::None { Mode::Logical } else { Mode::Bwrap };
         match Plan::check_transaction(mode, &self.policy) {
             Err(error) if self.transactional => {
@@ -136,7 +116,7 @@ impl ToolDeclaration {
         }
     }
 
-    fn check_executables(&self) -> Result<(), ToolError> {
+    fn check_executables(&self) -> Result<(), DeclarationError> {
         if self.executables.len() > MAX_EXECUTABLES {
             return fail(
                 "executables",
@@ -168,7 +148,7 @@ impl ToolDeclaration {
     }
 }
 
-fn check_pattern(pattern: &str) -> Result<(), ToolError> {
+fn check_pattern(pattern: &str) -> Result<(), DeclarationError> {
     const FIELD: &str = "command_pattern";
     if pattern.len() > MAX_PATTERN || pattern.contains('\0') {
         return fail(FIELD, format!("must have at most {MAX_PATTERN} bytes and no null byte"));

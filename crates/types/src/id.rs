@@ -125,7 +125,9 @@ impl fmt::Display for LeaseEpoch {
     }
 }
 
-fn is_label(text: &str) -> bool {
+/// Whether a text can be the name of something: `[a-z0-9-]{1,63}`.
+#[must_use]
+pub fn is_label(text: &str) -> bool {
     (1..=63).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }

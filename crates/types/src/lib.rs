@@ -24,7 +24,7 @@ pub use command::{CommandSpec, SecretEnv, TerminalSize};
 pub use disk::{DiskMechanism, DiskUsage};
 pub use id::{
     ApprovalId, FlagId, Incarnation, InvalidId, KeyId, LeaseEpoch, RunId, SessionId, TenantId,
-    ToolId, VolumeId, VolumeName, WorkerId,
+    ToolId, VolumeId, VolumeName, WorkerId, is_label,
 };
 pub use lease::LeaseToken;
 pub use mode::{Mode, NetworkMode};

@@ -5,7 +5,7 @@ mod cache;
 
 use std::sync::Arc;
 
-use codelia_policy::{ToolDeclaration, ToolError};
+use codelia_policy::{DeclarationError, ToolDeclaration};
 use codelia_proto::{
     timestamp_to_proto,
     v1::{self, tool_service_server::ToolService},
@@ -180,7 +180,7 @@ fn read_declaration(
     let v1::ToolDeclaration { owner, executables, command_pattern, transactional, .. } = wire;
     let declaration =
         ToolDeclaration { owner, executables, command_pattern, policy, transactional };
-    declaration.validate(&rules.ceilings).map_err(|ToolError { field, message }| {
+    declaration.validate(&rules.ceilings).map_err(|DeclarationError { field, message }| {
         ApiError::invalid(format!("declaration.{field}"), message)
     })?;
     Ok(declaration)

@@ -25,7 +25,7 @@ pub struct FlagGuard {
     pub min_count: u32,
 }
 
-/// What happened under one revision of a flag.
+/// The sessions and runs under one revision of a flag.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlagNumbers {
     /// Sessions whose mode it chose.
@@ -34,9 +34,9 @@ pub struct FlagNumbers {
     pub refused_sessions: u64,
     /// Runs in its mode.
     pub runs: u64,
-    /// Those that were refused because the worker or the host cannot do what they ask for.
+    /// Runs that were refused because the worker or the host cannot do what they ask for.
     pub refused_runs: u64,
-    /// Those whose sandbox could not be created.
+    /// Runs whose sandbox could not be created.
     pub failed_runs: u64,
     /// Setup times of the others, by bucket. Later buckets may be missing.
     pub setups: Vec<u64>,

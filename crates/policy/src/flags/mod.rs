@@ -37,13 +37,13 @@ pub struct FlagRule {
 /// One revision of a flag.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FlagRef {
-    /// The flag.
+    /// The id of the flag.
     pub id: FlagId,
-    /// The revision.
+    /// The revision, which rises with each change of the rule.
     pub revision: i64,
 }
 
-/// What flags decided about a session. Its runs keep it.
+/// Decisions of flags about a session. Its runs keep them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionFlags {
     /// The flag that chose its mode.
@@ -62,18 +62,18 @@ impl SessionFlags {
     }
 }
 
-/// What a new session is asked about.
+/// The facts about a new session that flags decide by.
 #[derive(Debug, Clone, Copy)]
 pub struct FlagSubject<'a> {
-    /// The session.
+    /// The id, which decides whether the session is in a share.
     pub session: SessionId,
-    /// Its tenant.
+    /// The tenant of the session.
     pub tenant: &'a TenantId,
-    /// Its labels.
+    /// The labels that rules select sessions by.
     pub labels: &'a BTreeMap<String, String>,
 }
 
-/// What flags decide about a new session.
+/// Decisions of flags about a new session.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlagChoice {
     /// The mode, if the caller requests none, and the flag that chose it.
@@ -140,7 +140,7 @@ fn bucket(id: &FlagId, session: SessionId) -> u8 {
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    // Its low bits alone mix too little: fold the high ones in.
+    // The low bits alone mix too little: fold the high ones in.
     let mixed = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     u8::try_from((mixed ^ (mixed >> 33)) % 100).unwrap_or(0)
 }

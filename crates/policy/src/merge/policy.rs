@@ -88,7 +88,7 @@ impl NetworkPolicy {
 #[derive(Debug)]
 struct HostLists {
     allowed: Vec<String>,
-    /// Those that are allowed, and those that need a decision.
+    /// Hosts that are allowed, and hosts that need a decision.
     permitted: Vec<String>,
 }
 

@@ -51,6 +51,11 @@ pub(crate) fn hosts(upper: &[String], lower: &[String]) -> Vec<String> {
     hosts::normalized([hosts::expand(upper), hosts::expand(lower)].concat())
 }
 
+/// Whether a list is there and not empty.
+pub(crate) fn has_entries<T>(list: &Option<Vec<T>>) -> bool {
+    list.as_ref().is_some_and(|list| !list.is_empty())
+}
+
 /// Whether a list covers an item. Built once for each list, so that the list is not searched for
 /// each item.
 pub(super) type Covers<'a, T> = Box<dyn Fn(&T) -> bool + 'a>;

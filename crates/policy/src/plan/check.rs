@@ -1,7 +1,5 @@
 //! Whether a mode on a host can enforce a run: the checks that refuse a plan.
 
-use std::path::PathBuf;
-
 use codelia_types::{Mode, NetworkMode};
 
 use super::{
@@ -11,7 +9,8 @@ use super::{
     security::{DEFAULT_VIOLATION_LIMIT, violation_limit},
 };
 use crate::{
-    EnvironmentMode, FilesystemMode, FilesystemPolicy, IsolationLevel, Limit, LimitsRequest, Policy,
+    EnvironmentMode, FilesystemMode, FilesystemPolicy, IsolationLevel, Limit, LimitsRequest,
+    Policy, merge::values::has_entries,
 };
 
 pub(super) const NETWORK: &str = "network";
@@ -38,13 +37,11 @@ const CPUS: &str = "policy.resources.cpus";
 pub(super) fn check_logical(policy: &Policy) -> Result<(), PlanError> {
     let files = &policy.filesystem;
     let process = &policy.process;
-    let has_paths =
-        |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
     let requested = [
         (ISOLATION_LEVEL, policy.isolation_level > Some(IsolationLevel::None)),
-        (READ_ONLY_PATHS, has_paths(&files.read_only_paths)),
-        (READ_WRITE_PATHS, has_paths(&files.read_write_paths)),
-        (OVERLAY_PATHS, has_paths(&files.overlay_paths)),
+        (READ_ONLY_PATHS, has_entries(&files.read_only_paths)),
+        (READ_WRITE_PATHS, has_entries(&files.read_write_paths)),
+        (OVERLAY_PATHS, has_entries(&files.overlay_paths)),
         (VOLUMES, !files.mounted_volumes().is_empty()),
         ("policy.filesystem.denied_paths", !files.denied_paths.is_empty()),
         (FILESYSTEM_MODE, files.mode.is_some()),
@@ -63,7 +60,8 @@ pub(super) fn check_logical(policy: &Policy) -> Result<(), PlanError> {
     ];
     let first =
         requested.into_iter().find_map(|(field, is_requested)| is_requested.then_some(field));
-    match first.or(policy.network.proxy_field()).or(IoLimits::from_policy(policy).field()) {
+    let of_proxy = policy.proxy_field().map(|field| field.api_path);
+    match first.or(of_proxy).or(IoLimits::from_policy(policy).field()) {
         Some(field) => Err(PlanError {
             field,
             mode: Mode::Logical,
@@ -90,12 +88,10 @@ pub(super) fn check_transaction(
     host: Enforceable,
 ) -> Result<(), PlanError> {
     let refuse = |remedy| Err(PlanError { field: TRANSACTION, mode, remedy: Some(remedy) });
-    let has_paths =
-        |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
     let files = &policy.filesystem;
     match mode {
         Mode::Logical | Mode::Container => refuse("use mode native, bwrap or nsjail"),
-        _ if has_paths(&files.read_write_paths) || has_paths(&files.overlay_paths) => refuse(
+        _ if has_entries(&files.read_write_paths) || has_entries(&files.overlay_paths) => refuse(
             "leave out policy.filesystem.read_write_paths and overlay_paths, whose changes could not be dropped",
         ),
         _ if !policy.layout.is_empty() => {
@@ -138,7 +134,7 @@ pub(super) fn unenforceable_field(
             host.violations || violation_limit(policy) == DEFAULT_VIOLATION_LIMIT,
         ),
         (FILESYSTEM_MODE, files.mode != Some(FilesystemMode::Dynamic) || can_ask(mode, host)),
-        (OVERLAY_PATHS, host.overlays || files.overlay_paths.as_ref().is_none_or(Vec::is_empty)),
+        (OVERLAY_PATHS, host.overlays || !has_entries(&files.overlay_paths)),
         (LAYOUT, host.layouts || policy.layout.is_empty()),
         (VOLUMES, files.mounted_volumes().is_empty() || can_mount_volumes(mode, files, host)),
         (CPUS, policy.resources.cpus.as_ref().is_none_or(|cpus| host.cpus && !cpus.is_empty())),
@@ -189,13 +185,14 @@ pub(super) fn isolated_network(
     let field = if requested.is_some() { NETWORK } else { NETWORK_MODE };
     let refuse = |remedy| Err(PlanError { field, mode, remedy: Some(remedy) });
     let network = policy.network.effective_mode(requested);
-    match (network, mode, policy.network.proxy_field()) {
+    match (network, mode, policy.proxy_field()) {
         (NetworkMode::Proxy, ..) if !host.egress => refuse(egress_remedy(mode)),
         // The kernel of such a runtime would take over the addresses of the host.
         (NetworkMode::Host, Mode::Container, _) if !host.violations => {
             refuse("use a container runtime on the host's kernel (runc)")
         }
         (NetworkMode::Host, _, Some(field)) => {
+            let field = field.api_path;
             Err(PlanError { field, mode, remedy: remedy(field, mode, true) })
         }
         _ => Ok(network),

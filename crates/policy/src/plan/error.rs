@@ -10,7 +10,7 @@ pub struct PlanError {
     pub field: &'static str,
     /// The mode that was to enforce it.
     pub mode: Mode,
-    /// What makes the host able to enforce it, if an operator can do something.
+    /// A change that makes the host able to enforce it, if an operator can do something.
     pub remedy: Option<&'static str>,
 }
 

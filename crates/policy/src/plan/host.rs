@@ -1,4 +1,4 @@
-//! What a plan must know about the host.
+//! The facts about a host that a plan needs.
 
 use serde::{Deserialize, Serialize};
 
@@ -68,7 +68,7 @@ impl Enforceable {
     }
 }
 
-/// What a plan for an isolating mode must know about the host.
+/// The facts about a host that a plan for an isolating mode needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostInfo {
     /// The controls that the host can enforce.

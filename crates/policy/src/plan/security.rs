@@ -14,7 +14,7 @@ use crate::{FilesystemMode, IsolationLevel, LoggingPolicy, Mount, Policy, Syscal
 /// The number of blocked system calls that ends a run, unless its policy sets another.
 pub(crate) const DEFAULT_VIOLATION_LIMIT: u32 = 50;
 
-/// What the kernel enforces on a command, the same in every isolating mode.
+/// Rules that the kernel enforces on a command, the same in every isolating mode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Security {
     /// The system calls that the command may make.
@@ -33,7 +33,7 @@ pub struct Security {
     /// Paths below which the first read of a file waits for a decision. Empty if no read waits.
     #[serde(default)]
     pub asked_reads: Vec<PathBuf>,
-    /// What the command does that is logged.
+    /// Calls of the command that are logged.
     #[serde(default)]
     pub logged: LoggedCalls,
 }
@@ -41,9 +41,9 @@ pub struct Security {
 /// Groups of system calls that are logged and then continue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoggedCalls {
-    /// Those that send signals.
+    /// Calls that send signals.
     pub signals: bool,
-    /// Those that change files.
+    /// Calls that change files.
     pub files: bool,
 }
 
@@ -93,8 +93,8 @@ impl Security {
 }
 
 impl Security {
-    /// What a command reads without a decision: all mounts but those that are asked for and what
-    /// they cover.
+    /// Paths that a command reads without a decision: all mounts but those that are asked for and
+    /// what they cover.
     #[must_use]
     pub fn free_reads(&self, mounts: &[Mount]) -> Vec<PathBuf> {
         let is_file_tree =
@@ -106,7 +106,7 @@ impl Security {
     }
 }
 
-/// What the policy opens of the host, in mode `dynamic`.
+/// Host paths that the policy opens in mode `dynamic`.
 fn asked_reads(policy: &Policy, mounts: &[Mount]) -> Vec<PathBuf> {
     if policy.filesystem.mode != Some(FilesystemMode::Dynamic) {
         return Vec::new();

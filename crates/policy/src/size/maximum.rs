@@ -33,13 +33,13 @@ pub const MAX_VOLUMES: usize = 16;
 pub struct TooLarge {
     /// The path of the field in the document. Empty for the whole document.
     pub field: String,
-    /// The size.
+    /// The size of the field.
     pub found: usize,
     /// The largest size that is accepted.
     pub maximum: usize,
-    /// What is counted.
+    /// The unit of both sizes.
     pub unit: &'static str,
-    /// What to do about it.
+    /// A way to make it smaller.
     pub remedy: &'static str,
 }
 
@@ -49,7 +49,7 @@ pub(super) const SHORTEN: &str = "shorten it";
 /// Checks the length of a whole policy: of its text or of its message.
 ///
 /// # Errors
-/// It is longer than [`MAX_BYTES`].
+/// The policy is longer than [`MAX_BYTES`].
 pub fn check_bytes(bytes: usize) -> Result<(), TooLarge> {
     at_most("", bytes, MAX_BYTES, "bytes", NAME_DIRECTORIES)
 }

@@ -2,7 +2,7 @@
 
 use regex::{RegexSet, RegexSetBuilder};
 
-use super::error::{PolicyError, fail};
+use super::error::{PolicyError, check_range, fail, fail_at};
 use crate::{CommandPolicy, size::MAX_COMPILED_BYTES};
 
 /// The maximum of `command.max_length`, in bytes.
@@ -14,9 +14,7 @@ impl CommandPolicy {
         if allowed.is_some_and(<[_]>::is_empty) {
             return fail("command.allowed_patterns", "is empty; omit it to allow all commands");
         }
-        if self.max_length.is_some_and(|length| length == 0 || length > MAX_COMMAND) {
-            return fail("command.max_length", format!("must be from 1 to {MAX_COMMAND}"));
-        }
+        check_range("command.max_length", self.max_length, &(1..=MAX_COMMAND))?;
         self.lists().into_iter().try_for_each(|(field, patterns)| check_patterns(field, patterns))
     }
 
@@ -82,11 +80,9 @@ impl CommandRules {
 }
 
 fn check_patterns(field: &'static str, patterns: &[String]) -> Result<(), PolicyError> {
-    if let Some(at) =
-        patterns.iter().position(|pattern| pattern.is_empty() || pattern.contains('\0'))
-    {
-        return fail(format!("{field}[{at}]"), "must not be empty or contain a null byte");
-    }
+    let is_invalid = |pattern: &String| pattern.is_empty() || pattern.contains('\0');
+    let invalid = patterns.iter().position(is_invalid);
+    fail_at(field, invalid, "must not be empty or contain a null byte")?;
     // Compiling takes longer than all other checks, and most policies have no patterns.
     if patterns.is_empty() {
         return Ok(());

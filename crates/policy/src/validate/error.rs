@@ -1,5 +1,7 @@
 //! Why a policy is not valid.
 
+use std::{fmt, ops::RangeInclusive};
+
 use crate::TooLarge;
 
 /// A policy that is not valid.
@@ -9,7 +11,7 @@ pub struct PolicyError {
     /// The path of the field in the document, such as `filesystem.denied_paths[2]`. Empty for the
     /// whole document.
     pub field: String,
-    /// What is wrong with the field.
+    /// The rule that the field breaks.
     pub message: String,
 }
 
@@ -25,4 +27,25 @@ pub(crate) fn fail<T>(
     message: impl Into<String>,
 ) -> Result<T, PolicyError> {
     Err(PolicyError { field: field.into(), message: message.into() })
+}
+
+/// Refuses the entry of a list with this index, if there is one.
+pub(crate) fn fail_at(
+    field: &str,
+    at: Option<usize>,
+    message: impl Into<String>,
+) -> Result<(), PolicyError> {
+    at.map_or(Ok(()), |at| fail(format!("{field}[{at}]"), message))
+}
+
+/// Refuses a value that is set and outside a range.
+pub(crate) fn check_range<T: PartialOrd + fmt::Display>(
+    field: &str,
+    value: Option<T>,
+    range: &RangeInclusive<T>,
+) -> Result<(), PolicyError> {
+    if value.is_some_and(|value| !range.contains(&value)) {
+        return fail(field, format!("must be from {} to {}", range.start(), range.end()));
+    }
+    Ok(())
 }

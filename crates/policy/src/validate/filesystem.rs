@@ -5,10 +5,13 @@ use std::path::{Path, PathBuf};
 use codelia_types::VolumeName;
 
 use super::{
-    error::{PolicyError, fail},
+    error::{PolicyError, fail, fail_at},
     field::check_path,
 };
-use crate::{FilesystemMode, FilesystemPolicy, PathTrie, WORKSPACE, mounts::overlay_name};
+use crate::{
+    FilesystemMode, FilesystemPolicy, PathTrie, WORKSPACE, merge::values::has_entries,
+    mounts::overlay_name,
+};
 
 pub(super) const READ_ONLY: &str = "filesystem.read_only_paths";
 pub(super) const READ_WRITE: &str = "filesystem.read_write_paths";
@@ -29,13 +32,11 @@ const RUNTIME_PATHS: [&str; 8] =
 
 impl FilesystemPolicy {
     pub(super) fn validate(&self) -> Result<(), PolicyError> {
-        let has_paths =
-            |paths: &Option<Vec<PathBuf>>| paths.as_ref().is_some_and(|paths| !paths.is_empty());
-        if has_paths(&self.read_write_paths) && self.mode == Some(FilesystemMode::Static) {
+        if has_entries(&self.read_write_paths) && self.mode == Some(FilesystemMode::Static) {
             return fail(READ_WRITE, "must be empty in filesystem.mode static; use overlay_paths");
         }
-        let writes = has_paths(&self.read_write_paths);
-        let overlays = has_paths(&self.overlay_paths);
+        let writes = has_entries(&self.read_write_paths);
+        let overlays = has_entries(&self.overlay_paths);
         if self.mode == Some(FilesystemMode::Dynamic) && (writes || overlays) {
             let field = if writes { READ_WRITE } else { OVERLAY };
             return fail(field, "must be empty in filesystem.mode dynamic; use read_only_paths");
@@ -46,12 +47,10 @@ impl FilesystemPolicy {
             }
         }
         let overlays = self.overlay_paths.as_deref().unwrap_or_default();
-        if let Some(at) = overlays.iter().position(|path| overlay_name(path).len() > MAX_NAME) {
-            return fail(
-                format!("{OVERLAY}[{at}]"),
-                format!("is too long for an overlay: its encoded name exceeds {MAX_NAME} bytes"),
-            );
-        }
+        let too_long = overlays.iter().position(|path| overlay_name(path).len() > MAX_NAME);
+        let message =
+            format!("is too long for an overlay: its encoded name exceeds {MAX_NAME} bytes");
+        fail_at(OVERLAY, too_long, message)?;
         self.check_conflicts()?;
         self.check_volumes()
     }
@@ -74,7 +73,7 @@ impl FilesystemPolicy {
             }
         }
         match self.volume_conflict() {
-            Some((at, message)) => fail(format!("{VOLUMES}[{at}]"), message),
+            Some((at, message)) => fail_at(VOLUMES, Some(at), message),
             None => Ok(()),
         }
     }
@@ -112,18 +111,14 @@ impl FilesystemPolicy {
     fn check_conflicts(&self) -> Result<(), PolicyError> {
         let denied: PathTrie<_> = self.denied_paths.iter().collect();
         for (field, paths) in self.lists().into_iter().take(3) {
-            if let Some(at) = paths.iter().position(|path| denied.covers(path)) {
-                return fail(
-                    format!("{field}[{at}]"),
-                    "is below a path in filesystem.denied_paths",
-                );
-            }
+            let closed = paths.iter().position(|path| denied.covers(path));
+            fail_at(field, closed, "is below a path in filesystem.denied_paths")?;
         }
         match self.below_writable() {
-            Some((field, at)) => fail(
-                format!("{field}[{at}]"),
-                "is below a writable path, where the command could replace it",
-            ),
+            Some((field, at)) => {
+                let message = "is below a writable path, where the command could replace it";
+                fail_at(field, Some(at), message)
+            }
             None => Ok(()),
         }
     }

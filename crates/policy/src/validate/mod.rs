@@ -14,7 +14,10 @@ use std::collections::HashSet;
 use codelia_types::{Mode, NetworkMode};
 
 pub use self::error::PolicyError;
-pub(crate) use self::{command::CommandRules, error::fail};
+pub(crate) use self::{
+    command::CommandRules,
+    error::{fail, fail_at},
+};
 use self::{
     filesystem::{OVERLAY, READ_ONLY, READ_WRITE, VOLUMES},
     layout::{DIRECTORIES, EXECUTABLE_PATHS},
@@ -38,6 +41,11 @@ impl Policy {
         self.layout.validate()?;
         self.container.validate()?;
         self.process.validate()?;
+        if self.network.mode == Some(NetworkMode::None)
+            && let Some(field) = self.proxy_field()
+        {
+            return fail(field.path, "needs network.mode: proxy");
+        }
         self.network.validate()?;
         self.check_caps(ceilings)?;
         self.resources.validate()?;
@@ -84,12 +92,11 @@ impl Policy {
         let merged = upper.merge(self);
         let granted = merged.filesystem.mounted_volumes();
         let volumes = self.filesystem.mounted_volumes();
-        if let Some(at) = volumes.iter().position(|volume| !granted.contains(volume)) {
-            return fail(
-                format!("{VOLUMES}[{at}]"),
-                "is not allowed by the policy above; name volume, path and mode as it does, or leave it out",
-            );
-        }
+        fail_at(
+            VOLUMES,
+            volumes.iter().position(|volume| !granted.contains(volume)),
+            "is not allowed by the policy above; name volume, path and mode as it does, or leave it out",
+        )?;
         let pairs = [
             (READ_ONLY, &self.filesystem.read_only_paths, merged.filesystem.read_only_paths),
             (READ_WRITE, &self.filesystem.read_write_paths, merged.filesystem.read_write_paths),
@@ -98,12 +105,9 @@ impl Policy {
         ];
         for (field, requested, granted) in pairs {
             let granted: HashSet<_> = granted.into_iter().flatten().collect();
-            if let Some(at) = requested.iter().flatten().position(|path| !granted.contains(path)) {
-                return fail(
-                    format!("{field}[{at}]"),
-                    "is not allowed by the policy above; ask an operator to open it",
-                );
-            }
+            let refused = requested.iter().flatten().position(|path| !granted.contains(path));
+            let message = "is not allowed by the policy above; ask an operator to open it";
+            fail_at(field, refused, message)?;
         }
         if let Some(at) = self.layout.first_outside(&upper.layout) {
             return fail(
@@ -162,21 +166,16 @@ impl Policy {
         if let Some(above) = upper.network.permitted_hosts() {
             let [allowed, ask, _] = self.network.host_lists();
             for (field, list) in [allowed, ask] {
-                if let Some(at) = hosts::first_outside(list, &above) {
-                    let message = "is not allowed by the policy above; ask an operator to allow it";
-                    return fail(format!("{field}[{at}]"), message);
-                }
+                let message = "is not allowed by the policy above; ask an operator to allow it";
+                fail_at(field, hosts::first_outside(list, &above), message)?;
             }
         }
         let credentials = self.network.credentials.as_deref().unwrap_or_default();
         let above = upper.network.credentials.as_deref();
-        match credentials.iter().position(|name| above.is_some_and(|above| !above.contains(name))) {
-            Some(at) => fail(
-                format!("network.credentials[{at}]"),
-                "is not allowed by the policy above; ask an operator to list it",
-            ),
-            None => Ok(()),
-        }
+        let is_refused = |name: &String| above.is_some_and(|above| !above.contains(name));
+        let refused = credentials.iter().position(is_refused);
+        let message = "is not allowed by the policy above; ask an operator to list it";
+        fail_at("network.credentials", refused, message)
     }
 }
 

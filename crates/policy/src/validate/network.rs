@@ -2,15 +2,13 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use codelia_types::NetworkMode;
-
 use super::{
-    error::{PolicyError, fail},
+    error::{PolicyError, check_range, fail, fail_at},
     field::check_path,
 };
 use crate::{HOST_SETS, NetworkPolicy, host_sets, hosts};
 
-/// What the egress proxy can hold for one sandbox.
+/// Connections that the egress proxy can hold for one sandbox.
 const CONNECTIONS: RangeInclusive<u64> = 1..=4096;
 const CONNECTIONS_PER_SECOND: RangeInclusive<u64> = 1..=1000;
 /// The API cannot express more.
@@ -20,11 +18,6 @@ const MAX_CREDENTIAL_NAME: usize = 63;
 
 impl NetworkPolicy {
     pub(super) fn validate(&self) -> Result<(), PolicyError> {
-        if self.mode == Some(NetworkMode::None)
-            && let Some(field) = self.proxy_field()
-        {
-            return fail(field.trim_start_matches("policy."), "needs network.mode: proxy");
-        }
         self.validate_hosts()?;
         self.validate_limits()?;
         self.validate_names()
@@ -48,10 +41,8 @@ impl NetworkPolicy {
             }
         }
         let ports = self.allowed_ports.as_deref().unwrap_or_default();
-        match ports.iter().position(|port| *port == 0) {
-            Some(at) => fail(format!("network.allowed_ports[{at}]"), "must be more than zero"),
-            None => Ok(()),
-        }
+        let zero = ports.iter().position(|port| *port == 0);
+        fail_at("network.allowed_ports", zero, "must be more than zero")
     }
 
     fn validate_limits(&self) -> Result<(), PolicyError> {
@@ -65,9 +56,7 @@ impl NetworkPolicy {
             ("network.max_sent_bytes", self.max_sent_bytes, BYTES),
             ("network.max_received_bytes", self.max_received_bytes, BYTES),
         ] {
-            if value.is_some_and(|value| !range.contains(&value)) {
-                return fail(field, format!("must be from {} to {}", range.start(), range.end()));
-            }
+            check_range(field, value, &range)?;
         }
         match self.idle_timeout {
             Some(timeout) if !IDLE_TIMEOUTS.contains(&timeout) => {
@@ -83,9 +72,8 @@ impl NetworkPolicy {
                 && name.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_'))
         };
         let names = self.credentials.as_deref().unwrap_or_default();
-        if let Some(at) = names.iter().position(|name| !is_name(name)) {
-            return fail(format!("network.credentials[{at}]"), "must match [a-z0-9_-]{1,63}");
-        }
+        let invalid = names.iter().position(|name| !is_name(name));
+        fail_at("network.credentials", invalid, "must match [a-z0-9_-]{1,63}")?;
         for (at, program) in self.executables.iter().flatten().enumerate() {
             check_path(&format!("network.executables[{at}]"), program)?;
         }

@@ -3,8 +3,10 @@
 
 use std::{collections::HashSet, ops::RangeInclusive, time::Duration};
 
+use codelia_types::is_label;
+
 use super::{
-    error::{PolicyError, fail},
+    error::{PolicyError, check_range, fail, fail_at},
     field::check_path,
 };
 use crate::{
@@ -23,12 +25,10 @@ const MAX_VIOLATIONS: u32 = 1000;
 
 impl ContainerPolicy {
     pub(super) fn validate(&self) -> Result<(), PolicyError> {
-        let is_name = |name: &String| {
-            (1..=63).contains(&name.len())
-                && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-        };
         match &self.profile {
-            Some(name) if !is_name(name) => fail("container.profile", "must match [a-z0-9-]{1,63}"),
+            Some(name) if !is_label(name) => {
+                fail("container.profile", "must match [a-z0-9-]{1,63}")
+            }
             _ => Ok(()),
         }
     }
@@ -43,21 +43,17 @@ impl ResourcePolicy {
             ("resources.max_writes_per_second", self.max_writes_per_second),
         ];
         for (field, rate) in rates {
-            if rate.is_some_and(|rate| rate == 0 || rate > MAX_RATE) {
-                return fail(field, format!("must be from 1 to {MAX_RATE}"));
-            }
+            check_range(field, rate, &(1..=MAX_RATE))?;
         }
         if self.release_interval.is_some_and(|interval| !INTERVALS.contains(&interval)) {
             return fail("resources.release_interval", "must be from 1ms to 1m");
         }
         let Some(cpus) = &self.cpus else { return Ok(()) };
-        match cpus.iter().position(|cpu| *cpu > MAX_CPU) {
-            Some(at) => fail(format!("resources.cpus[{at}]"), format!("maximum is {MAX_CPU}")),
-            None if cpus.is_empty() => {
-                fail("resources.cpus", "is empty; omit it to allow all processors")
-            }
-            None => Ok(()),
+        if cpus.is_empty() {
+            return fail("resources.cpus", "is empty; omit it to allow all processors");
         }
+        let too_high = cpus.iter().position(|cpu| *cpu > MAX_CPU);
+        fail_at("resources.cpus", too_high, format!("maximum is {MAX_CPU}"))
     }
 }
 
@@ -80,9 +76,8 @@ impl SyscallPolicy {
         if self.mode.is_none() && !self.names.is_empty() {
             return fail("syscalls.names", "needs syscalls.mode: allow or deny");
         }
-        if self.violation_limit.is_some_and(|limit| limit == 0 || limit > MAX_VIOLATIONS) {
-            return fail("syscalls.violation_limit", format!("must be from 1 to {MAX_VIOLATIONS}"));
-        }
+        let limits = 1..=MAX_VIOLATIONS;
+        check_range("syscalls.violation_limit", self.violation_limit, &limits)?;
         for (at, name) in self.names.iter().enumerate() {
             self.check_name(&format!("syscalls.names[{at}]"), name, debug)?;
         }
@@ -116,10 +111,8 @@ impl EnvironmentPolicy {
             return fail("environment.names", "needs environment.mode: explicit");
         }
         let is_invalid = |name: &String| name.is_empty() || name.contains(['=', '\0']);
-        match names.iter().position(is_invalid) {
-            Some(at) => fail(format!("environment.names[{at}]"), "is not a valid variable name"),
-            None => Ok(()),
-        }
+        let invalid = names.iter().position(is_invalid);
+        fail_at("environment.names", invalid, "is not a valid variable name")
     }
 
     /// The first of these variables that a run may not set.
