@@ -1,4 +1,4 @@
-//! What each action does to the state.
+//! The effect of each action on the state.
 
 use crate::{
     action::{Action, Step},

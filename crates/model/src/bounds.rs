@@ -1,11 +1,12 @@
-//! What the checker explores: which runs there are, and which events may happen how often.
+//! Bounds of what the checker explores: which runs there are, and which events may happen how
+//! often.
 
 /// Bounds of the state space.
 #[derive(Debug, Clone)]
 pub struct Bounds {
     /// The runs that callers want, at most two.
     pub runs: Vec<RunBounds>,
-    /// What may happen on one path.
+    /// The events that may happen on one path.
     pub budget: Budget,
     /// Maximum time.
     pub ticks: i8,
@@ -30,7 +31,7 @@ pub struct Bounds {
 /// One run that a caller wants.
 #[derive(Debug, Clone, Copy)]
 pub struct RunBounds {
-    /// Its session: 0 or 1.
+    /// The session of the run: 0 or 1.
     pub session: usize,
     /// Allowed retries.
     pub retries: u8,

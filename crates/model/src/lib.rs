@@ -1,9 +1,9 @@
 //! A model of the lease and run protocol for the stateright model checker.
 //!
-//! It has two workers, one database with calls in flight, apis that insert, cancel, close and push,
-//! processes that do the upkeep, and the faults that they must survive. It follows `codelia-store`
-//! and `codelia-worker` step by step. Each broken [`Variant`] leaves out one safeguard, and the
-//! checker shows what goes wrong without it.
+//! The model has two workers, one database with calls in flight, apis that insert, cancel, close
+//! and push, processes that do the upkeep, and the faults that they must survive. It follows
+//! `codelia-store` and `codelia-worker` step by step. Each broken [`Variant`] leaves out one
+//! safeguard, and the checker shows what goes wrong without it.
 //!
 #![doc = include_str!("statements.md")]
 #![forbid(unsafe_code)]

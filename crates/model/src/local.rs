@@ -7,11 +7,12 @@ use crate::state::{Incarnation, MARGIN, Mask, RUNS, SESSIONS, State, TTL, Time};
 pub(crate) struct Worker {
     pub(crate) is_up: bool,
     pub(crate) pause: Pause,
-    /// It cannot reach the database.
+    /// Whether it cannot reach the database.
     pub(crate) is_partitioned: bool,
-    /// It was paused and has not checked yet whether its lease is still valid.
+    /// Whether it was paused and has not checked yet whether its lease is still valid.
     pub(crate) has_unchecked_pause: bool,
-    /// Its clock stopped, or the database's clock jumped, and it has not checked its lease since.
+    /// Whether its clock stopped, or the database's clock jumped, and it has not checked its lease
+    /// since.
     pub(crate) has_unchecked_clock: bool,
     /// By how many ticks its clock is late.
     pub(crate) lag: Time,
@@ -31,9 +32,9 @@ pub(crate) struct Worker {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Pause {
     No,
-    /// Its clock continues.
+    /// Stopped while its clock continues.
     Stopped,
-    /// Its clock stops too, and so do its sandboxes.
+    /// Stopped with its clock, and so are its sandboxes.
     Frozen,
 }
 
@@ -45,7 +46,7 @@ pub(crate) enum LocalLease {
     Held(u8),
     /// Held, but the session has ended: its runs are canceled.
     Closing(u8),
-    /// It is being released: no run may start.
+    /// The worker releases it: no run may start.
     Releasing(u8),
 }
 
@@ -54,14 +55,14 @@ pub(crate) enum LocalLease {
 pub(crate) enum LocalRun {
     #[default]
     Unknown,
-    /// It sent a statement to begin it.
+    /// The worker sent a statement to begin it.
     Beginning,
-    /// It is assigned to execute it.
+    /// The worker is assigned to execute it.
     Assigned {
         epoch: u8,
         turn: u8,
     },
-    /// It has checked its lease and may start the command.
+    /// The worker has checked its lease and may start the command.
     Checked {
         epoch: u8,
     },

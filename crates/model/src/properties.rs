@@ -1,4 +1,4 @@
-//! What must hold in every state, and what some state must show.
+//! Properties: what must hold in every state, and what some state must show.
 
 use stateright::Property;
 

@@ -41,11 +41,11 @@ impl Protocol {
     /// Takes actions without faults in turn, until none is left or the maximum is reached.
     fn settle(&self, state: &mut State) {
         let mut actions = Vec::new();
-        for turn in 0..MAX_ACTIONS {
+        for round in 0..MAX_ACTIONS {
             actions.clear();
             self.work_actions(state, &mut actions);
             actions.retain(|action| self.happens_by_itself(state, *action));
-            let Some(action) = actions.get(turn % actions.len().max(1)) else { return };
+            let Some(action) = actions.get(round % actions.len().max(1)) else { return };
             self.apply(state, (*action).into());
         }
     }

@@ -50,7 +50,7 @@ pub struct State {
     pub(crate) past: Past,
 }
 
-/// What the properties need to know of the past.
+/// Events of the past that the properties need to know.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Past {
     /// Runs that were recorded.
@@ -89,7 +89,7 @@ pub(crate) struct WorkerRow {
     pub(crate) lease_until: Time,
     /// Whether it takes sessions: it is not draining.
     pub(crate) is_ready: bool,
-    /// It left, or another process found the lease expired: it can never be renewed.
+    /// The worker left, or another process found the lease expired: it can never be renewed.
     pub(crate) is_gone: bool,
 }
 
@@ -98,12 +98,12 @@ pub(crate) struct WorkerRow {
 pub(crate) struct SessionRow {
     pub(crate) holder: Option<Incarnation>,
     pub(crate) epoch: u8,
-    /// It has a row in `waiting_sessions`: workers that look for work find it.
+    /// Whether it has a row in `waiting_sessions`: workers that look for work find it.
     pub(crate) is_waiting: bool,
     /// The root that has its files.
     pub(crate) home: Option<usize>,
     pub(crate) end: Option<EndReason>,
-    /// Its directory is removed, or it had none.
+    /// Whether its directory is removed, or it had none.
     pub(crate) is_removed: bool,
 }
 
@@ -120,7 +120,7 @@ pub(crate) enum Directory {
     #[default]
     Missing,
     Empty,
-    /// It has the files of all commands of the session.
+    /// A directory with the files of all commands of the session.
     HasFiles,
 }
 
@@ -145,7 +145,7 @@ pub(crate) struct Assignment {
     pub(crate) epoch: u8,
 }
 
-/// What the tables have of a run: its live row, its row in the history, its output.
+/// The rows of a run in all tables: its live row, its row in the history, its output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct RunRow {
     pub(crate) live: Option<LiveRun>,

@@ -96,12 +96,13 @@ pub(crate) struct Call {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Stage {
     Sent,
-    /// It holds its locks. Others see its effect when it is committed.
+    /// Executed: the statement holds its locks. Others see its effect when it is committed.
     Executed(Effect),
     Answered(Answer),
 }
 
-/// What a statement read and will change. It locks the rows in the masks until it is committed.
+/// The result of executing a statement: what it read and will change. It locks the rows in the
+/// masks until it is committed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Effect {
     pub(crate) workers: Mask,

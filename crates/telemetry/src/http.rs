@@ -64,7 +64,7 @@ mod address_or_off {
     }
 }
 
-/// What probes ask. The answers are 200 for `true` and 503 for `false`; asking must not wait.
+/// Questions of probes. The answers are 200 for `true` and 503 for `false`; asking must not wait.
 pub trait Probes: Send + Sync + 'static {
     /// `/startupz`: whether the process has started.
     fn is_started(&self) -> bool;

@@ -25,12 +25,12 @@ const QUOTAS: [&str; 8] = [
     "disk_bytes",
     "volumes",
 ];
-/// What can refuse a connection.
+/// Caps that can refuse a connection.
 const CAPS: [&str; 3] =
     ["max_connections", "max_connections_per_address", "metrics.max_connections"];
 /// Certificates of a process: of the public API, and of connections between apis and workers.
 const CERTIFICATES: [&str; 2] = ["public", "internal"];
-/// What a command can violate.
+/// Kinds of violations by commands.
 const VIOLATIONS: [&str; 2] = ["SYSCALL_BLOCKED", "EXEC_DENIED"];
 /// Patterns in what was logged of a command.
 const SUSPICIOUS: [&str; 4] =

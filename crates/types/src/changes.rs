@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::words;
 
-/// What becomes of the changes of a transactional run.
+/// The fate of the changes of a transactional run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TransactionMode {
@@ -16,7 +16,7 @@ pub enum TransactionMode {
     Preview,
     /// If the run succeeds, they wait for a decision, at most for this long.
     Hold {
-        /// The time.
+        /// The changes are dropped after this time.
         timeout: Duration,
     },
 }
@@ -47,9 +47,9 @@ pub struct Changes {
     pub state: ChangesState,
     /// Files and directories that were added.
     pub added: u64,
-    /// Those that were changed or replaced.
+    /// Files and directories that were changed or replaced.
     pub changed: u64,
-    /// Those that were removed. A removed directory counts once.
+    /// Files and directories that were removed. A removed directory counts once.
     pub removed: u64,
     /// At most [`Changes::MAX_LISTED`] of them, with at most [`Changes::MAX_PATH_BYTES`] in all
     /// paths.
@@ -59,9 +59,9 @@ pub struct Changes {
 /// One change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// What happened.
+    /// Whether the file was added, changed or removed.
     pub kind: ChangeKind,
-    /// To what.
+    /// The type of the file.
     pub file: ChangedFile,
     /// The size in bytes of a regular file: of a removed one as it was, else as it is.
     pub size: u64,
@@ -69,15 +69,15 @@ pub struct Change {
     pub path: String,
 }
 
-/// What happened to a file.
+/// A way in which a file changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChangeKind {
-    /// It was added.
+    /// The file was added.
     Added,
-    /// Its content or attributes were changed, or it was replaced.
+    /// The content or the attributes were changed, or the file was replaced.
     Changed,
-    /// It was removed.
+    /// The file was removed.
     Removed,
 }
 

@@ -1,10 +1,10 @@
-//! What the files of a session use, and how that is limited.
+//! The disk space of the files of a session, and how it is limited.
 
 use serde::{Deserialize, Serialize};
 
 use crate::words;
 
-/// What is allocated for the files of a session. Holes of sparse files are not.
+/// Space that is allocated for the files of a session, without the holes of sparse files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DiskUsage {
     /// Allocated blocks, in bytes.

@@ -21,9 +21,9 @@ words! {
 /// A run has used most of what a limit allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NearLimit {
-    /// The limit.
+    /// The limit that is near.
     pub resource: Resource,
-    /// What the run used when that was seen: bytes, processes or milliseconds.
+    /// The amount that the run used when that was seen: bytes, processes or milliseconds.
     pub used: u64,
     /// The limit, in the same unit.
     pub limit: u64,
@@ -39,7 +39,7 @@ impl NearLimit {
         (used >= Self::threshold(limit)).then_some(Self { resource, used, limit })
     }
 
-    /// What a run that is near this limit uses at least.
+    /// The least amount that a run near this limit uses.
     #[must_use]
     pub fn threshold(limit: u64) -> u64 {
         (limit / 100).saturating_mul(Self::PERCENT) + (limit % 100 * Self::PERCENT).div_ceil(100)

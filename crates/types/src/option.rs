@@ -61,13 +61,13 @@ pub struct Key {
 }
 
 impl Key {
-    /// What the key means.
+    /// The meaning of the key.
     #[must_use]
     pub fn meaning(&self) -> &'static str {
         self.parts().0
     }
 
-    /// What applies without a value; empty if its default says it.
+    /// The effect of having no value; empty if its default says it.
     #[must_use]
     pub fn unset(&self) -> &'static str {
         self.parts().1
@@ -85,7 +85,7 @@ impl Key {
 pub struct InvalidOption {
     /// The path of its key, such as `retention.runs`.
     pub key: String,
-    /// What its value must be.
+    /// The rule that its value breaks.
     pub message: String,
 }
 
@@ -96,13 +96,13 @@ impl InvalidOption {
     }
 }
 
-/// What is written instead of a secret.
+/// The text that is written instead of a secret.
 const MASK: &str = "********";
 
 /// Writes a secret without its value.
 ///
 /// # Errors
-/// Those of the serializer.
+/// If the serializer fails.
 pub fn masked<T, S: Serializer>(value: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
     match value {
         Some(_) => serializer.serialize_some(MASK),
@@ -132,7 +132,7 @@ pub mod text {
     /// Writes the text.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// If the serializer fails.
     pub fn serialize<T: Display, S: Serializer>(
         value: &T,
         serializer: S,
@@ -162,7 +162,7 @@ pub mod optional_text {
     /// Writes the text.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// If the serializer fails.
     pub fn serialize<T: Display, S: Serializer>(
         value: &Option<T>,
         serializer: S,
@@ -196,7 +196,7 @@ pub mod comma_list {
     /// Writes the list.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// If the serializer fails.
     pub fn serialize<T: Display, S: Serializer>(
         values: &[T],
         serializer: S,
@@ -233,7 +233,7 @@ pub mod comma_map {
     /// Writes the pairs.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// If the serializer fails.
     pub fn serialize<K: Display, V: Display, S: Serializer>(
         pairs: &BTreeMap<K, V>,
         serializer: S,

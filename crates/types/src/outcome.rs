@@ -122,7 +122,7 @@ pub struct NetworkUsage {
     pub unreachable_attempts: u64,
 }
 
-/// What a sandbox left behind when it was destroyed. Anything but zero raises an alert.
+/// Leftovers of a sandbox when it was destroyed. Anything but zero raises an alert.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
     /// Processes.

@@ -63,7 +63,7 @@ macro_rules! reasons {
                 }
             }
 
-            /// What happened.
+            /// The cause, for people.
             #[must_use]
             pub const fn cause(self) -> &'static str {
                 match self {
@@ -72,7 +72,7 @@ macro_rules! reasons {
                 }
             }
 
-            /// What to do about it.
+            /// The remedy, for people.
             #[must_use]
             pub const fn remedy(self) -> &'static str {
                 match self {

@@ -15,7 +15,7 @@ pub struct RunResult {
     /// The resources that the run used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// What the sandbox left behind.
+    /// Leftovers of the sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receipt: Option<Receipt>,
     /// The session's directory on the worker.
@@ -45,7 +45,7 @@ pub struct RunResult {
     /// The attempts to violate the policy.
     #[serde(default, skip_serializing_if = "Violations::is_empty")]
     pub violations: Violations,
-    /// What a transactional run changed. `None` if it was not one, or did not start.
+    /// Changes of a transactional run. `None` if it was not one, or did not start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changes: Option<Changes>,
 }
@@ -89,7 +89,7 @@ pub struct CommittedRun {
     pub attempt: i32,
     /// The reason of the request to cancel it.
     pub cancel_reason: Option<String>,
-    /// Its end.
+    /// The end of the run.
     pub end: EndedRun,
 }
 

@@ -161,7 +161,7 @@ pub mod duration {
     /// Writes it with its unit.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// If the serializer fails.
     pub fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&text(*value))
     }
@@ -183,7 +183,7 @@ pub mod optional_duration {
     /// Writes it with its units.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// If the serializer fails.
     pub fn serialize<S: Serializer>(
         value: &Option<Duration>,
         serializer: S,

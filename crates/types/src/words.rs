@@ -71,9 +71,9 @@ mod tests {
     crate::words! {
         /// A colour.
         enum Colour {
-            /// Its word has two parts.
+            /// A colour whose word has two parts.
             DarkRed = "dark_red",
-            /// Its word has one.
+            /// A colour whose word has one.
             Blue = "blue",
         }
     }

@@ -53,7 +53,7 @@ impl Protocol {
         self.effect(state, call).is_ok_and(|effect| self.conflicts(state, call, &effect))
     }
 
-    /// What a statement would read and change now, or the answer if it changes nothing.
+    /// The effect that a statement would have now, or the answer if it changes nothing.
     pub(crate) fn effect(&self, state: &State, call: &Call) -> Result<Effect, Answer> {
         let statement = call.statement;
         match call.by {

@@ -91,7 +91,7 @@ impl Protocol {
         state.pushes[run] = push.filter(|push| push.copies > 0);
     }
 
-    /// What a worker does with a run.
+    /// The effect of a worker's statement about a run.
     pub(super) fn run_effect(
         &self,
         state: &State,

@@ -43,7 +43,7 @@ impl Protocol {
         })
     }
 
-    /// What the holder of a session does with it.
+    /// The effect of a statement of the holder of a session.
     pub(super) fn session_effect(
         &self,
         state: &State,

@@ -43,7 +43,8 @@ impl Protocol {
                     state.sessions[session].is_open() && !self.has_live_run(state, session)
                 };
                 let due = if is_past_expiry { mask(SESSIONS, is_due) } else { 0 };
-                // It locks a session that it found due, and skips it if it is locked then.
+                // The statement locks a session that it found due, and skips it if it is locked
+                // then.
                 let locked = if self.is(Variant::OneSnapshotExpiry) { 0 } else { locked_sessions };
                 Effect { sessions: due & !locked, ..Effect::default() }
             }
@@ -71,7 +72,7 @@ impl Protocol {
         };
         let locked = self.locked_sessions(state);
         let orphans = self.orphans(state, workers) & !self.locked_runs(state);
-        // It locks the sessions of these runs too, so that one that ends meanwhile sees them
+        // The sweep locks the sessions of these runs too, so that one that ends meanwhile sees them
         // queued.
         let is_unlocked = |run: usize| locked & bit(self.session_of(run)) == 0;
         let runs = orphans & mask(RUNS, is_unlocked);

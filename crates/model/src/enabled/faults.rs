@@ -1,4 +1,5 @@
-//! What may happen while the budget lasts: faults, and what operators and callers ask for.
+//! Actions that are possible while the budget lasts: faults, and what operators and callers ask
+//! for.
 
 use crate::{
     action::Action,

@@ -1,4 +1,4 @@
-//! What a worker may do with its leases, and with sessions that have ended.
+//! Actions of a worker with its leases, and with sessions that have ended.
 
 use crate::{
     action::Action,

@@ -1,4 +1,4 @@
-//! What a worker may do with a run.
+//! Actions of a worker with a run.
 
 use crate::{
     action::Action,

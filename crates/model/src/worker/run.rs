@@ -1,4 +1,4 @@
-//! What a worker does with a run, as in `crates/worker/src/run`.
+//! The steps of a worker with a run, as in `crates/worker/src/run`.
 
 use crate::{
     local::{Command, LocalLease, LocalRun, RunResult},
@@ -65,13 +65,13 @@ impl Protocol {
         }
     }
 
-    /// What a worker does with a run that is assigned to it.
+    /// The first step of a worker with a run that is assigned to it.
     fn assigned(&self, state: &State, worker: usize, run: usize, found: Found) -> LocalRun {
         let Found { epoch, turn, is_canceled, is_full } = found;
         let now = &state.workers[worker];
         match now.leases[self.session_of(run)] {
             lease if lease.epoch() != Some(epoch) => LocalRun::HandingBack { turn },
-            // It ends before its command starts, so it needs no slot.
+            // The run ends before its command starts, so it needs no slot.
             LocalLease::Closing(_) => LocalRun::canceled_unstarted(epoch),
             _ if is_canceled => LocalRun::canceled_unstarted(epoch),
             _ if is_full || now.is_draining => LocalRun::HandingBack { turn },

@@ -60,7 +60,7 @@ pub(super) use instruments;
 
 /// A kind of instrument.
 pub(crate) trait Instrument {
-    /// What is recorded.
+    /// The value that is recorded.
     type Amount;
 
     fn build(meter: &Meter, name: &'static str, help: &'static str) -> Self;

@@ -55,7 +55,7 @@ fn start_worker(metrics: &Metrics) {
     metrics.start_worker([("connect", "allowed"), ("dns", "denied"), ("direct", "no_route")]);
 }
 
-/// What has no value at the start.
+/// Records what has no value at the start.
 fn record_api(metrics: &Metrics) {
     metrics.certificate_expires("public", 0);
     metrics.certificate_expires("internal", 0);
