@@ -188,90 +188,81 @@ mod tests {
         policy.validate(&Ceilings::default()).unwrap_err().field
     }
 
+    /// Policies that are not valid, each with the field that is refused.
+    const INVALID: &[(&str, &str)] = &[
+        ("filesystem: {denied_paths: [/opt/a, /opt/b, opt/c]}", "filesystem.denied_paths[2]"),
+        ("filesystem: {read_only_paths: [/opt/../etc]}", "filesystem.read_only_paths[0]"),
+        ("filesystem: {read_only_paths: [/opt//a]}", "filesystem.read_only_paths[0]"),
+        ("filesystem: {read_only_paths: [/]}", "filesystem.read_only_paths[0]"),
+        ("filesystem: {read_write_paths: [/proc/sys]}", "filesystem.read_write_paths[0]"),
+        ("filesystem: {denied_paths: [/workspace/x]}", "filesystem.denied_paths[0]"),
+        (
+            "filesystem: {read_only_paths: [/opt/a], denied_paths: [/opt]}",
+            "filesystem.read_only_paths[0]",
+        ),
+        (
+            "filesystem: {read_write_paths: [/opt], denied_paths: [/opt/a]}",
+            "filesystem.denied_paths[0]",
+        ),
+        ("filesystem: {read_write_paths: [/opt, /opt/a]}", "filesystem.read_write_paths[1]"),
+        ("filesystem: {volumes: [{name: A, path: /cache}]}", "filesystem.volumes[0].name"),
+        ("filesystem: {volumes: [{name: a, path: cache}]}", "filesystem.volumes[0].path"),
+        ("filesystem: {volumes: [{name: a, path: /cache/../etc}]}", "filesystem.volumes[0].path"),
+        ("filesystem: {volumes: [{name: a, path: /workspace/a}]}", "filesystem.volumes[0].path"),
+        ("filesystem: {volumes: [{name: a, path: /usr/local}]}", "filesystem.volumes[0].path"),
+        ("filesystem: {volumes: [{name: a, path: /}]}", "filesystem.volumes[0].path"),
+        (
+            "filesystem: {volumes: [{name: a, path: /c}, {name: a, path: /d}]}",
+            "filesystem.volumes[1]",
+        ),
+        (
+            "filesystem: {volumes: [{name: a, path: /c}, {name: b, path: /c/d}]}",
+            "filesystem.volumes[1]",
+        ),
+        (
+            "filesystem: {volumes: [{name: a, path: /c}], denied_paths: [/c/d]}",
+            "filesystem.volumes[0]",
+        ),
+        ("filesystem: {max_total_bytes: 0}", "filesystem.max_total_bytes"),
+        ("filesystem: {max_inodes: 10000001}", "filesystem.max_inodes"),
+        ("filesystem: {max_file_bytes: 0}", "filesystem.max_file_bytes"),
+        ("process: {allowed_executables: [/bin/sh, git]}", "process.allowed_executables[1]"),
+        ("process: {allowed_executables: []}", "process.allowed_executables"),
+        ("process: {max_processes: 501}", "process.max_processes"),
+        ("resources: {max_threads: 501}", "resources.max_threads"),
+        ("resources: {max_memory_bytes: 99999999999}", "resources.max_memory_bytes"),
+        ("resources: {max_cpu_time: 86401s}", "resources.max_cpu_time"),
+        ("network: {mode: none, allowed_hosts: [a.example]}", "network.allowed_hosts"),
+        ("network: {mode: none, allowed_ports: [80]}", "network.allowed_ports"),
+        ("network: {mode: proxy, allowed_hosts: [a, 'B']}", "network.allowed_hosts[1]"),
+        ("network: {allowed_hosts: ['set:registries', 'set:nothing']}", "network.allowed_hosts[1]"),
+        ("network: {ask_hosts: ['*', 'a.*']}", "network.ask_hosts[1]"),
+        ("network: {blocked_hosts: ['127.1']}", "network.blocked_hosts[0]"),
+        ("network: {allowed_ports: [443, 0]}", "network.allowed_ports[1]"),
+        ("network: {max_connections: 4097}", "network.max_connections"),
+        ("network: {max_connections_per_second: 0}", "network.max_connections_per_second"),
+        ("network: {max_sent_bytes: 0}", "network.max_sent_bytes"),
+        ("network: {max_received_bytes: 9223372036854775808}", "network.max_received_bytes"),
+        ("network: {idle_timeout: 2h}", "network.idle_timeout"),
+        ("network: {credentials: [ok, 'No']}", "network.credentials[1]"),
+        ("network: {executables: [git]}", "network.executables[0]"),
+        ("syscalls: {names: [read]}", "syscalls.names"),
+        ("syscalls: {mode: allow, names: [read, raed]}", "syscalls.names[1]"),
+        ("syscalls: {mode: allow, names: [mount]}", "syscalls.names[0]"),
+        ("syscalls: {mode: allow, names: [ptrace]}", "syscalls.names[0]"),
+        ("syscalls: {violation_limit: 0}", "syscalls.violation_limit"),
+        ("environment: {mode: inherit}", "environment.mode"),
+        ("environment: {names: [A]}", "environment.names"),
+        ("environment: {mode: explicit, names: ['A=B']}", "environment.names[0]"),
+        ("command: {allowed_patterns: ['(']}", "command.allowed_patterns[0]"),
+        ("command: {blocked_patterns: ['a', '(a{1000}){1000}']}", "command.blocked_patterns[1]"),
+        ("command: {max_length: 0}", "command.max_length"),
+    ];
+
     #[test]
     fn invalid_policy_is_refused_by_field() {
-        for (yaml, expected) in [
-            ("filesystem: {denied_paths: [/opt/a, /opt/b, opt/c]}", "filesystem.denied_paths[2]"),
-            ("filesystem: {read_only_paths: [/opt/../etc]}", "filesystem.read_only_paths[0]"),
-            ("filesystem: {read_only_paths: [/opt//a]}", "filesystem.read_only_paths[0]"),
-            ("filesystem: {read_only_paths: [/]}", "filesystem.read_only_paths[0]"),
-            ("filesystem: {read_write_paths: [/proc/sys]}", "filesystem.read_write_paths[0]"),
-            ("filesystem: {denied_paths: [/workspace/x]}", "filesystem.denied_paths[0]"),
-            (
-                "filesystem: {read_only_paths: [/opt/a], denied_paths: [/opt]}",
-                "filesystem.read_only_paths[0]",
-            ),
-            (
-                "filesystem: {read_write_paths: [/opt], denied_paths: [/opt/a]}",
-                "filesystem.denied_paths[0]",
-            ),
-            ("filesystem: {read_write_paths: [/opt, /opt/a]}", "filesystem.read_write_paths[1]"),
-            ("filesystem: {volumes: [{name: A, path: /cache}]}", "filesystem.volumes[0].name"),
-            ("filesystem: {volumes: [{name: a, path: cache}]}", "filesystem.volumes[0].path"),
-            (
-                "filesystem: {volumes: [{name: a, path: /cache/../etc}]}",
-                "filesystem.volumes[0].path",
-            ),
-            (
-                "filesystem: {volumes: [{name: a, path: /workspace/a}]}",
-                "filesystem.volumes[0].path",
-            ),
-            ("filesystem: {volumes: [{name: a, path: /usr/local}]}", "filesystem.volumes[0].path"),
-            ("filesystem: {volumes: [{name: a, path: /}]}", "filesystem.volumes[0].path"),
-            (
-                "filesystem: {volumes: [{name: a, path: /c}, {name: a, path: /d}]}",
-                "filesystem.volumes[1]",
-            ),
-            (
-                "filesystem: {volumes: [{name: a, path: /c}, {name: b, path: /c/d}]}",
-                "filesystem.volumes[1]",
-            ),
-            (
-                "filesystem: {volumes: [{name: a, path: /c}], denied_paths: [/c/d]}",
-                "filesystem.volumes[0]",
-            ),
-            ("filesystem: {max_total_bytes: 0}", "filesystem.max_total_bytes"),
-            ("filesystem: {max_inodes: 10000001}", "filesystem.max_inodes"),
-            ("filesystem: {max_file_bytes: 0}", "filesystem.max_file_bytes"),
-            ("process: {allowed_executables: [/bin/sh, git]}", "process.allowed_executables[1]"),
-            ("process: {allowed_executables: []}", "process.allowed_executables"),
-            ("process: {max_processes: 501}", "process.max_processes"),
-            ("resources: {max_threads: 501}", "resources.max_threads"),
-            ("resources: {max_memory_bytes: 99999999999}", "resources.max_memory_bytes"),
-            ("resources: {max_cpu_time: 86401s}", "resources.max_cpu_time"),
-            ("network: {mode: none, allowed_hosts: [a.example]}", "network.allowed_hosts"),
-            ("network: {mode: none, allowed_ports: [80]}", "network.allowed_ports"),
-            ("network: {mode: proxy, allowed_hosts: [a, 'B']}", "network.allowed_hosts[1]"),
-            (
-                "network: {allowed_hosts: ['set:registries', 'set:nothing']}",
-                "network.allowed_hosts[1]",
-            ),
-            ("network: {ask_hosts: ['*', 'a.*']}", "network.ask_hosts[1]"),
-            ("network: {blocked_hosts: ['127.1']}", "network.blocked_hosts[0]"),
-            ("network: {allowed_ports: [443, 0]}", "network.allowed_ports[1]"),
-            ("network: {max_connections: 4097}", "network.max_connections"),
-            ("network: {max_connections_per_second: 0}", "network.max_connections_per_second"),
-            ("network: {max_sent_bytes: 0}", "network.max_sent_bytes"),
-            ("network: {max_received_bytes: 9223372036854775808}", "network.max_received_bytes"),
-            ("network: {idle_timeout: 2h}", "network.idle_timeout"),
-            ("network: {credentials: [ok, 'No']}", "network.credentials[1]"),
-            ("network: {executables: [git]}", "network.executables[0]"),
-            ("syscalls: {names: [read]}", "syscalls.names"),
-            ("syscalls: {mode: allow, names: [read, raed]}", "syscalls.names[1]"),
-            ("syscalls: {mode: allow, names: [mount]}", "syscalls.names[0]"),
-            ("syscalls: {mode: allow, names: [ptrace]}", "syscalls.names[0]"),
-            ("syscalls: {violation_limit: 0}", "syscalls.violation_limit"),
-            ("environment: {mode: inherit}", "environment.mode"),
-            ("environment: {names: [A]}", "environment.names"),
-            ("environment: {mode: explicit, names: ['A=B']}", "environment.names[0]"),
-            ("command: {allowed_patterns: ['(']}", "command.allowed_patterns[0]"),
-            (
-                "command: {blocked_patterns: ['a', '(a{1000}){1000}']}",
-                "command.blocked_patterns[1]",
-            ),
-            ("command: {max_length: 0}", "command.max_length"),
-        ] {
-            assert_eq!(field(yaml), expected, "{yaml}");
+        for (yaml, expected) in INVALID {
+            assert_eq!(field(yaml), *expected, "{yaml}");
         }
     }
 
