@@ -4,7 +4,7 @@
 use std::{io::Stdin, path::Path};
 
 use codelia_init::{Failure, Report, RestrictRequest, Step};
-use codelia_sys::{Errno, mount_flags, overlay};
+use codelia_sys::{Errno, mount, overlay};
 
 use crate::{control::Control, failure::at, layout};
 
@@ -24,7 +24,7 @@ fn restrict(control: &mut Control<Stdin>, request: &RestrictRequest) -> Result<(
         return Err(Errno::BADF);
     }
     overlay::enter_namespaces(&namespaces)?;
-    mount_flags::deny_setuid(Path::new("/"))?;
-    request.without_devices.iter().try_for_each(|target| mount_flags::deny_devices(target))?;
+    mount::deny_setuid(Path::new("/"))?;
+    request.without_devices.iter().try_for_each(|target| mount::deny_devices(target))?;
     request.layout.as_ref().map_or(Ok(()), layout::apply)
 }

@@ -17,6 +17,7 @@ use codelia_init::{
 use codelia_sys::{
     Errno, overlay,
     process::{self, SingleThread},
+    resolve_beneath::open_directory,
 };
 
 use crate::{
@@ -61,7 +62,7 @@ fn mount(process: &SingleThread, request: &OverlayRequest, one: &Overlay) -> Res
     }
     let owner = match one.kind {
         OverlayKind::Volume { owner, is_copy: false } => {
-            let source = overlay::open_directory(&one.source).map_err(at(Step::OverlayMount))?;
+            let source = open_directory(&one.source).map_err(at(Step::OverlayMount))?;
             return overlay::mount_volume(
                 process,
                 &source,
@@ -80,7 +81,7 @@ fn mount(process: &SingleThread, request: &OverlayRequest, one: &Overlay) -> Res
     make_directory(&work, 0o700).map_err(at_io(Step::OverlayLayers))?;
     if one.kind == OverlayKind::Transaction {
         make_copy_of_directory(&upper, &one.source).map_err(at_io(Step::OverlayLayers))?;
-        let open = |path: &Path| overlay::open_directory(path).map_err(at(Step::OverlayMount));
+        let open = |path: &Path| open_directory(path).map_err(at(Step::OverlayMount));
         let (source, upper, work) = (open(&one.source)?, open(&upper)?, open(&work)?);
         return overlay::mount_volatile_overlay(&source, &upper, &work, &target)
             .map_err(at(Step::OverlayMount));
@@ -88,7 +89,7 @@ fn mount(process: &SingleThread, request: &OverlayRequest, one: &Overlay) -> Res
     make_session_directory(&upper, 0o755, request).map_err(at_io(Step::OverlayLayers))?;
     let hidden = mounts.join(format!("hidden {}", one.name));
     make_hidden_layer(&hidden, request, one).map_err(at_io(Step::OverlayHide))?;
-    let open = |path: &Path| overlay::open_directory(path).map_err(at(Step::OverlayMount));
+    let open = |path: &Path| open_directory(path).map_err(at(Step::OverlayMount));
     let (source, hidden, upper, work) =
         (open(&one.source)?, open(&hidden)?, open(&upper)?, open(&work)?);
     if process::own_uid() != 0 {

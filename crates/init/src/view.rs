@@ -16,8 +16,9 @@ use codelia_init::{
     Step, View, ZYGOTE_FILES,
 };
 use codelia_sys::{
-    Errno, mount, overlay,
+    Errno, mount,
     proc_self::{self, Mount},
+    resolve_beneath::open_directory,
 };
 
 use crate::{
@@ -157,7 +158,7 @@ impl Files {
 
     /// Those of a zygote, which all its sandboxes share: nothing of them can be opened.
     fn of_zygote() -> Result<Self, Errno> {
-        Ok(Self { tmpfs: overlay::open_directory(Path::new(ZYGOTE_FILES))? })
+        Ok(Self { tmpfs: open_directory(Path::new(ZYGOTE_FILES))? })
     }
 
     pub(crate) fn make_read_only(&self) -> Result<(), Errno> {
@@ -227,8 +228,8 @@ impl Files {
     }
 
     fn overlay(&self, directory: &Path) -> io::Result<OwnedFd> {
-        let empty = overlay::open_directory(&self.path(EMPTY))?;
-        Ok(mount::create_read_only_overlay(&overlay::open_directory(directory)?, &empty)?)
+        let empty = open_directory(&self.path(EMPTY))?;
+        Ok(mount::create_read_only_overlay(&open_directory(directory)?, &empty)?)
     }
 
     /// Copies a file. Returns a mount of the copy.

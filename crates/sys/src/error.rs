@@ -4,6 +4,8 @@ use std::{fmt, io, path::PathBuf};
 
 use rustix::io::Errno;
 
+use crate::call::from_io;
+
 /// A step failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Error {
@@ -25,8 +27,7 @@ impl Error {
         step: &'static str,
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(io::Error) -> Self {
-        // These errors carry an errno, except for text that is not UTF-8.
-        move |error| Self::new(step, path, Errno::from_io_error(&error).unwrap_or(Errno::ILSEQ))
+        move |error| Self::new(step, path, from_io(error))
     }
 }
 
@@ -34,9 +35,4 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: {}", self.step, self.path.display(), self.errno)
     }
-}
-
-/// Converts the error number of the `nix` crate.
-pub(crate) fn from_nix(errno: nix::errno::Errno) -> Errno {
-    Errno::from_raw_os_error(errno as i32)
 }

@@ -3,7 +3,7 @@
 use std::{
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
 };
 
@@ -19,6 +19,8 @@ use rustix::{
     },
     pipe::PipeFlags,
 };
+
+use crate::call::check;
 
 /// The largest number of descriptors in one message, which is the kernel's.
 pub const MAX_FDS_PER_MESSAGE: usize = 253;
@@ -79,6 +81,12 @@ pub fn size_and_free(path: &Path) -> Result<(u64, u64), Errno> {
 pub fn is_directory(fd: impl AsFd) -> Result<bool, Errno> {
     let mode = rustix::fs::fstat(fd)?.st_mode;
     Ok(FileType::from_raw_mode(mode) == FileType::Directory)
+}
+
+/// The path in `/proc` under which this process can open the file behind a descriptor.
+#[must_use]
+pub fn proc_fd_path(fd: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
 /// Creates a pipe, read end first, close-on-exec.
@@ -245,12 +253,7 @@ pub fn set_cloexec_above_stdio() -> Result<(), Errno> {
 pub(crate) fn close_range(first: u32, flags: u32) -> Result<(), Errno> {
     // SAFETY: takes no pointers. A caller that passes no CLOSE_RANGE_CLOEXEC guarantees that
     // nothing in this process owns these descriptors.
-    let result = unsafe { libc::syscall(libc::SYS_close_range, first, i32::MAX, flags) };
-    if result == 0 { Ok(()) } else { Err(last_errno()) }
-}
-
-pub(crate) fn last_errno() -> Errno {
-    Errno::from_raw_os_error(nix::errno::Errno::last_raw())
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, i32::MAX, flags) })
 }
 
 #[cfg(test)]

@@ -9,7 +9,10 @@ use rustix::{
     thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities},
 };
 
-use crate::{error::from_nix, fd::last_errno, process};
+use crate::{
+    call::{check, from_nix},
+    process,
+};
 
 /// Restores the identity of the thread when dropped, also after a panic.
 struct RestoreIdentity {
@@ -83,8 +86,7 @@ fn drop_groups() -> Result<Dropped, Errno> {
 fn set_groups(groups: &[Gid]) -> Result<(), Errno> {
     let raw: Vec<libc::gid_t> = groups.iter().map(|group| group.as_raw()).collect();
     // SAFETY: the pointer is valid for `raw.len()` ids, which the kernel only reads.
-    let result = unsafe { libc::syscall(libc::SYS_setgroups, raw.len(), raw.as_ptr()) };
-    if result == 0 { Ok(()) } else { Err(last_errno()) }
+    check(unsafe { libc::syscall(libc::SYS_setgroups, raw.len(), raw.as_ptr()) })
 }
 
 #[cfg(test)]

@@ -5,12 +5,14 @@ use std::net::IpAddr;
 use nix::ifaddrs::getifaddrs;
 use rustix::io::Errno;
 
+use crate::call::from_nix;
+
 /// The addresses of all interfaces.
 ///
 /// # Errors
 /// As `getifaddrs(3)`.
 pub fn addresses() -> Result<Vec<IpAddr>, Errno> {
-    let interfaces = getifaddrs().map_err(|errno| Errno::from_raw_os_error(errno as i32))?;
+    let interfaces = getifaddrs().map_err(from_nix)?;
     let address = |interface: nix::ifaddrs::InterfaceAddress| {
         let address = interface.address?;
         let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));

@@ -10,7 +10,7 @@
 
 use std::{
     mem::size_of,
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
     path::Path,
 };
 
@@ -19,6 +19,8 @@ use rustix::{
     fs::{CWD, Mode, OFlags},
     io::Errno,
 };
+
+use crate::call::{check, new_descriptor};
 
 const ACCESS_EXECUTE: u64 = 1 << 0;
 const ACCESS_READ_FILE: u64 = 1 << 2;
@@ -91,7 +93,7 @@ impl FileAllowlist {
         let file = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let rule = PathBeneath { allowed_access, parent: file.as_fd().as_raw_fd() };
         // SAFETY: the rule has the layout of its type; the kernel reads it and keeps no pointer.
-        let result = unsafe {
+        check(unsafe {
             libc::syscall(
                 libc::SYS_landlock_add_rule,
                 self.ruleset.as_raw_fd(),
@@ -99,8 +101,7 @@ impl FileAllowlist {
                 &raw const rule,
                 0,
             )
-        };
-        if result == 0 { Ok(()) } else { Err(crate::fd::last_errno()) }
+        })
     }
 
     /// Enforces the ruleset on this thread and all its children, irrevocably. Needs `no_new_privs`.
@@ -118,9 +119,7 @@ impl FileAllowlist {
 /// # Errors
 /// As `landlock_create_ruleset(2)` and `landlock_restrict_self(2)`.
 pub fn scope_abstract_sockets() -> Result<bool, Errno> {
-    let scoped = SCOPE_ABSTRACT_UNIX_SOCKET;
-    let attributes = RulesetAttributes { scoped, ..RulesetAttributes::default() };
-    match create_ruleset(&attributes, size_of::<RulesetAttributes>()) {
+    match create_scope() {
         Ok(ruleset) => restrict_self(&ruleset).map(|()| true),
         // No Landlock, or one that does not know the field.
         Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::TOOBIG | Errno::INVAL) => Ok(false),
@@ -131,25 +130,25 @@ pub fn scope_abstract_sockets() -> Result<bool, Errno> {
 /// Whether [`scope_abstract_sockets`] has an effect here.
 #[must_use]
 pub fn can_scope() -> bool {
+    create_scope().is_ok()
+}
+
+fn create_scope() -> Result<OwnedFd, Errno> {
     let scoped = SCOPE_ABSTRACT_UNIX_SOCKET;
     let attributes = RulesetAttributes { scoped, ..RulesetAttributes::default() };
-    create_ruleset(&attributes, size_of::<RulesetAttributes>()).is_ok()
+    create_ruleset(&attributes, size_of::<RulesetAttributes>())
 }
 
 /// Creates a ruleset from the first `size` bytes of the attributes.
 fn create_ruleset(attributes: &RulesetAttributes, size: usize) -> Result<OwnedFd, Errno> {
     let size = size.min(size_of::<RulesetAttributes>());
-    // SAFETY: the kernel reads the attributes, at most of their size, and keeps no pointer.
-    let fd = unsafe {
-        libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::from_ref(attributes), size, 0)
-    };
-    let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(crate::fd::last_errno)?;
-    // SAFETY: the kernel has just created this descriptor; nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let attributes = std::ptr::from_ref(attributes);
+    // SAFETY: the kernel reads the attributes, at most of their size, and keeps no pointer. It
+    // returns a new descriptor.
+    unsafe { new_descriptor(libc::syscall(libc::SYS_landlock_create_ruleset, attributes, size, 0)) }
 }
 
 fn restrict_self(ruleset: &OwnedFd) -> Result<(), Errno> {
     // SAFETY: takes no pointers.
-    let result = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) };
-    if result == 0 { Ok(()) } else { Err(crate::fd::last_errno()) }
+    check(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) })
 }

@@ -5,6 +5,7 @@
 //! A function that makes one system call returns its [`Errno`], since the caller knows the step.
 //! One that makes several returns an [`Error`] with the step and the path.
 
+mod call;
 mod error;
 
 pub mod allocation;
@@ -19,7 +20,6 @@ pub mod loop_device;
 pub mod memory;
 pub mod mount;
 pub mod mount_alias;
-pub mod mount_flags;
 pub mod network;
 pub mod overlay;
 pub mod proc_self;

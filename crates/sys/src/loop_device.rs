@@ -13,7 +13,10 @@ use nix::{
 };
 use rustix::io::Errno;
 
-use crate::{Error, error::from_nix, fd::last_errno};
+use crate::{
+    Error,
+    call::{check, from_nix, last_errno},
+};
 
 const CONTROL: &str = "/dev/loop-control";
 /// `LOOP_CTL_GET_FREE`, `LOOP_CONFIGURE`, `LOOP_GET_STATUS64`, which `libc` lacks.
@@ -91,7 +94,7 @@ impl LoopDevice {
             let result = unsafe {
                 libc::ioctl(device.as_raw_fd(), CONFIGURE as libc::Ioctl, &raw const config)
             };
-            match if result == 0 { Ok(()) } else { Err(last_errno()) } {
+            match check(result) {
                 Ok(()) => return Ok(Self { path, _device: device }),
                 Err(Errno::BUSY) => {}
                 Err(errno) => return Err(Error::new("attach a file to", path, errno)),

@@ -4,7 +4,7 @@
 use std::{
     ffi::{CStr, CString, c_char},
     os::{
-        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
     path::Path,
@@ -18,7 +18,10 @@ use nix::{
 };
 use rustix::{fs::CWD, io::Errno};
 
-use crate::{error::from_nix, fd::last_errno};
+use crate::{
+    call::{check, from_nix, new_descriptor},
+    fd::proc_fd_path,
+};
 
 /// Values of the kernel's interface that `libc` lacks.
 const FSOPEN_CLOEXEC: u32 = 1;
@@ -27,7 +30,8 @@ const SET_FLAG: u32 = 0;
 const SET_STRING: u32 = 1;
 const CREATE: u32 = 6;
 
-const ATTRIBUTES: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+/// Neither devices nor setuid programs work in a mount.
+const RESTRICTED: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
 /// Moves this process into a new cgroup namespace, whose root is the cgroup that it is in.
 ///
@@ -95,7 +99,7 @@ pub fn create_shared_tmpfs(max_bytes: u64) -> Result<OwnedFd, Errno> {
 /// As `fsopen(2)`, `fsconfig(2)` and `fsmount(2)`: `EPERM` if parts of every `/proc` that this
 /// process sees are covered.
 pub fn create_proc() -> Result<OwnedFd, Errno> {
-    create(&open_file_system(c"proc")?, ATTRIBUTES | libc::MOUNT_ATTR_NOEXEC)
+    create(&open_file_system(c"proc")?, RESTRICTED | libc::MOUNT_ATTR_NOEXEC)
 }
 
 /// Creates a `/dev/pts` of its own, not attached yet, in which at most `max` terminals can be open.
@@ -114,7 +118,7 @@ fn create_tmpfs_with_mode(max_bytes: u64, mode: &str) -> Result<OwnedFd, Errno> 
     let context = open_file_system(c"tmpfs")?;
     configure(&context, SET_STRING, Some((c"mode", Some(mode))))?;
     configure(&context, SET_STRING, Some((c"size", Some(&max_bytes.to_string()))))?;
-    create(&context, ATTRIBUTES)
+    create(&context, RESTRICTED)
 }
 
 /// Creates a read-only overlay of a directory that is not attached yet. `empty` is an empty
@@ -126,12 +130,11 @@ fn create_tmpfs_with_mode(max_bytes: u64, mode: &str) -> Result<OwnedFd, Errno> 
 /// only root may use it, `EINVAL` for a directory that it does not support.
 pub fn create_read_only_overlay(directory: &OwnedFd, empty: &OwnedFd) -> Result<OwnedFd, Errno> {
     let context = open_file_system(c"overlay")?;
-    let layers =
-        format!("/proc/self/fd/{}:/proc/self/fd/{}", directory.as_raw_fd(), empty.as_raw_fd());
+    let layers = format!("{}:{}", proc_fd_path(directory), proc_fd_path(empty));
     configure(&context, SET_STRING, Some((c"source", Some("codelia"))))?;
     configure(&context, SET_STRING, Some((c"lowerdir", Some(&layers))))?;
     configure(&context, SET_FLAG, Some((c"userxattr", None)))?;
-    create(&context, ATTRIBUTES | libc::MOUNT_ATTR_RDONLY)
+    create(&context, RESTRICTED | libc::MOUNT_ATTR_RDONLY)
 }
 
 /// Clones the mount of a path, not attached to any mount point yet.
@@ -161,10 +164,10 @@ pub fn clone_beneath(directory: &OwnedFd, path: &Path) -> Result<OwnedFd, Errno>
 fn open_tree(directory: impl AsFd, path: &Path, flags: u32) -> Result<OwnedFd, Errno> {
     let path = c_path(path)?;
     let flags = flags | libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC;
-    // SAFETY: the descriptor is open and the path is NUL-terminated.
-    new_descriptor(unsafe {
-        libc::syscall(libc::SYS_open_tree, directory.as_fd().as_raw_fd(), path.as_ptr(), flags)
-    })
+    let directory = directory.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open, the path is NUL-terminated, and the call returns a new
+    // descriptor.
+    unsafe { new_descriptor(libc::syscall(libc::SYS_open_tree, directory, path.as_ptr(), flags)) }
 }
 
 const READ_ONLY: libc::mount_attr = added(libc::MOUNT_ATTR_RDONLY);
@@ -185,7 +188,21 @@ pub fn make_read_only(tree: &OwnedFd) -> Result<(), Errno> {
 pub fn restrict_tree(tree: &OwnedFd, writable: bool) -> Result<(), Errno> {
     let read_only = if writable { 0 } else { libc::MOUNT_ATTR_RDONLY };
     let flags = libc::AT_EMPTY_PATH | libc::AT_RECURSIVE;
-    set_attributes_at(tree, Path::new(""), flags, &added(ATTRIBUTES | read_only))
+    set_attributes_at(tree, Path::new(""), flags, &added(RESTRICTED | read_only))
+}
+
+/// Takes set-user-ID bits and devices from a mount alone. With a user namespace, its files belong to
+/// the users that the namespace maps them to.
+pub(crate) fn restrict_mount(
+    tree: &OwnedFd,
+    user_namespace: Option<&OwnedFd>,
+) -> Result<(), Errno> {
+    let Some(user_namespace) = user_namespace else {
+        return set_attributes(tree, &added(RESTRICTED));
+    };
+    let userns_fd = u64::from(user_namespace.as_raw_fd().unsigned_abs());
+    let attributes = added(RESTRICTED | libc::MOUNT_ATTR_IDMAP);
+    set_attributes(tree, &libc::mount_attr { userns_fd, ..attributes })
 }
 
 /// Takes set-user-ID bits from the mount of a device.
@@ -220,12 +237,21 @@ pub fn deny_execution(path: &Path) -> Result<(), Errno> {
     set_attributes_at(CWD, path, flags, &added(libc::MOUNT_ATTR_NOEXEC))
 }
 
-/// Attaches a mount on a directory that is open.
+/// Sets `nosuid` on the mount at `path` and on every mount below it.
 ///
 /// # Errors
-/// As `move_mount(2)`.
-pub fn attach_on(tree: &OwnedFd, directory: &OwnedFd) -> Result<(), Errno> {
-    attach_at(tree, directory)
+/// As `mount_setattr(2)`, which needs Linux 5.12.
+pub fn deny_setuid(path: &Path) -> Result<(), Errno> {
+    let flags = libc::AT_SYMLINK_NOFOLLOW | libc::AT_RECURSIVE;
+    set_attributes_at(CWD, path, flags, &added(libc::MOUNT_ATTR_NOSUID))
+}
+
+/// Sets `nodev` on the mount at `path` alone.
+///
+/// # Errors
+/// As `mount_setattr(2)`: `EINVAL` if nothing is mounted there.
+pub fn deny_devices(path: &Path) -> Result<(), Errno> {
+    set_attributes_at(CWD, path, libc::AT_SYMLINK_NOFOLLOW, &added(libc::MOUNT_ATTR_NODEV))
 }
 
 /// Makes the mount at a path read-only.
@@ -236,7 +262,7 @@ pub fn make_path_read_only(path: &Path) -> Result<(), Errno> {
     set_attributes_at(CWD, path, libc::AT_SYMLINK_NOFOLLOW, &READ_ONLY)
 }
 
-pub(crate) fn set_attributes(tree: &OwnedFd, attributes: &libc::mount_attr) -> Result<(), Errno> {
+fn set_attributes(tree: &OwnedFd, attributes: &libc::mount_attr) -> Result<(), Errno> {
     set_attributes_at(tree, Path::new(""), libc::AT_EMPTY_PATH, attributes)
 }
 
@@ -249,7 +275,7 @@ fn set_attributes_at(
     let path = c_path(path)?;
     // SAFETY: the descriptor is open, the path is NUL-terminated, and the size is that of the
     // attributes, which the kernel only reads.
-    let result = unsafe {
+    check(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
             directory.as_fd().as_raw_fd(),
@@ -258,8 +284,7 @@ fn set_attributes_at(
             ptr::from_ref(attributes),
             size_of_val(attributes),
         )
-    };
-    if result == 0 { Ok(()) } else { Err(last_errno()) }
+    })
 }
 
 /// Attaches a mount at a path. Does not follow a symbolic link at its end.
@@ -270,8 +295,12 @@ pub fn attach(tree: &OwnedFd, target: &Path) -> Result<(), Errno> {
     move_mount(tree, CWD, &c_path(target)?, 0)
 }
 
-pub(crate) fn attach_at(tree: &OwnedFd, target: &OwnedFd) -> Result<(), Errno> {
-    move_mount(tree, target, c"", libc::MOVE_MOUNT_T_EMPTY_PATH)
+/// Attaches a mount on a directory that is open.
+///
+/// # Errors
+/// As `move_mount(2)`.
+pub fn attach_on(tree: &OwnedFd, directory: &OwnedFd) -> Result<(), Errno> {
+    move_mount(tree, directory, c"", libc::MOVE_MOUNT_T_EMPTY_PATH)
 }
 
 fn move_mount(
@@ -281,7 +310,7 @@ fn move_mount(
     flags: u32,
 ) -> Result<(), Errno> {
     // SAFETY: both descriptors are open and both paths are NUL-terminated.
-    let result = unsafe {
+    check(unsafe {
         libc::syscall(
             libc::SYS_move_mount,
             tree.as_raw_fd(),
@@ -290,13 +319,12 @@ fn move_mount(
             target.as_ptr(),
             libc::MOVE_MOUNT_F_EMPTY_PATH | flags,
         )
-    };
-    if result == 0 { Ok(()) } else { Err(last_errno()) }
+    })
 }
 
 fn open_file_system(name: &CStr) -> Result<OwnedFd, Errno> {
-    // SAFETY: the name is NUL-terminated.
-    new_descriptor(unsafe { libc::syscall(libc::SYS_fsopen, name.as_ptr(), FSOPEN_CLOEXEC) })
+    // SAFETY: the name is NUL-terminated, and the call returns a new descriptor.
+    unsafe { new_descriptor(libc::syscall(libc::SYS_fsopen, name.as_ptr(), FSOPEN_CLOEXEC)) }
 }
 
 /// Sets a parameter, a flag or a string, or carries out a command without any.
@@ -311,23 +339,18 @@ fn configure(
     let value: *const c_char = value.as_ref().map_or(ptr::null(), |value| value.as_ptr());
     // SAFETY: the descriptor is open; name and value are null or NUL-terminated, and live until the
     // call returns.
-    let result =
-        unsafe { libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), command, name, value, 0) };
-    if result == 0 { Ok(()) } else { Err(last_errno()) }
+    check(unsafe {
+        libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), command, name, value, 0)
+    })
 }
 
 fn create(context: &OwnedFd, attributes: u64) -> Result<OwnedFd, Errno> {
     configure(context, CREATE, None)?;
-    // SAFETY: the descriptor is open.
-    new_descriptor(unsafe {
-        libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), FSMOUNT_CLOEXEC, attributes)
-    })
-}
-
-fn new_descriptor(result: libc::c_long) -> Result<OwnedFd, Errno> {
-    let number = RawFd::try_from(result).ok().filter(|fd| *fd >= 0).ok_or_else(last_errno)?;
-    // SAFETY: the kernel has just created this descriptor; nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+    let context = context.as_raw_fd();
+    // SAFETY: the descriptor is open, and the call returns a new one.
+    unsafe {
+        new_descriptor(libc::syscall(libc::SYS_fsmount, context, FSMOUNT_CLOEXEC, attributes))
+    }
 }
 
 fn c_path(path: &Path) -> Result<CString, Errno> {

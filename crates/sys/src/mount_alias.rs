@@ -7,7 +7,7 @@ use std::{
 
 use rustix::io::Errno;
 
-use crate::proc_self::unescape;
+use crate::{call::from_io, proc_self::unescape};
 
 /// The mounts that this process sees.
 #[derive(Debug)]
@@ -36,9 +36,7 @@ impl MountAliases {
     /// # Errors
     /// As `open(2)` and `read(2)`.
     pub fn read() -> Result<Self, Errno> {
-        let table = fs::read("/proc/self/mountinfo")
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::ILSEQ))?;
-        Ok(Self::parse(&table))
+        fs::read("/proc/self/mountinfo").map(|table| Self::parse(&table)).map_err(from_io)
     }
 
     fn parse(table: &[u8]) -> Self {

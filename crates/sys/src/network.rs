@@ -17,7 +17,7 @@ use rustix::{
     net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt},
 };
 
-use crate::{error::from_nix, fd::last_errno};
+use crate::call::{check, from_nix};
 
 /// Connections that wait until they are accepted.
 const BACKLOG: i32 = 128;
@@ -115,8 +115,7 @@ pub fn start_loopback() -> Result<(), Errno> {
     }
     request.ifr_ifru.ifru_flags = IFF_UP;
     // SAFETY: the descriptor is open, and the kernel only reads the request.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
-    if result == 0 { Ok(()) } else { Err(last_errno()) }
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) })
 }
 
 /// Makes every address of a network one of this host, on loopback: packets to it never leave, and

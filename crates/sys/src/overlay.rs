@@ -1,14 +1,9 @@
 //! Overlay mounts: host directories below a writable layer, visible only in a separate mount
 //! namespace and gone with the last process or descriptor in it.
 
-use std::{
-    fs,
-    os::fd::{AsRawFd, OwnedFd},
-    path::Path,
-};
+use std::{fs, os::fd::OwnedFd, path::Path};
 
 use nix::{
-    libc,
     mount::{MntFlags, MsFlags, mount as mount_at, umount2},
     sched::{CloneFlags, setns, unshare},
 };
@@ -19,9 +14,11 @@ use rustix::{
 };
 
 use crate::{
-    error::from_nix,
+    call::{from_io, from_nix},
+    fd::proc_fd_path,
     mount,
     process::{self, SingleThread},
+    resolve_beneath::open_directory,
     user_namespace,
 };
 
@@ -78,14 +75,6 @@ pub fn mount_tmpfs(target: &Path) -> Result<(), Errno> {
         .map_err(from_nix)
 }
 
-/// Opens a directory, to refer to it by its descriptor.
-///
-/// # Errors
-/// As `open(2)`.
-pub fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
-    rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-}
-
 /// Creates a whiteout: in an overlay it hides the file of this name in the layers below.
 ///
 /// # Errors
@@ -107,16 +96,7 @@ pub fn mount_idmapped(
     ids: (u32, u32),
 ) -> Result<OwnedFd, Errno> {
     let user_namespace = create_user_namespace(process, owner, ids)?;
-    let tree = mount::clone_beneath(source, Path::new(""))?;
-    let attributes = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_IDMAP | RESTRICTED,
-        attr_clr: 0,
-        propagation: 0,
-        userns_fd: u64::from(user_namespace.as_raw_fd().unsigned_abs()),
-    };
-    mount::set_attributes(&tree, &attributes)?;
-    mount::attach_at(&tree, &open_directory(target)?)?;
-    Ok(tree)
+    mount_restricted(source, target, Some(&user_namespace))
 }
 
 /// Mounts the directory of a volume at `target`, without devices and setuid programs. As root,
@@ -134,15 +114,19 @@ pub fn mount_volume(
     if process::own_uid() == 0 {
         return mount_idmapped(process, source, target, owner, ids).map(drop);
     }
-    let tree = mount::clone_beneath(source, Path::new(""))?;
-    let attributes =
-        libc::mount_attr { attr_set: RESTRICTED, attr_clr: 0, propagation: 0, userns_fd: 0 };
-    mount::set_attributes(&tree, &attributes)?;
-    mount::attach_at(&tree, &open_directory(target)?)
+    mount_restricted(source, target, None).map(drop)
 }
 
-/// Neither devices nor setuid programs work in a mount.
-const RESTRICTED: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+fn mount_restricted(
+    source: &OwnedFd,
+    target: &Path,
+    user_namespace: Option<&OwnedFd>,
+) -> Result<OwnedFd, Errno> {
+    let tree = mount::clone_beneath(source, Path::new(""))?;
+    mount::restrict_mount(&tree, user_namespace)?;
+    mount::attach_on(&tree, &open_directory(target)?)?;
+    Ok(tree)
+}
 
 /// Creates a user namespace in which user and group `owner` are these two outside. Its id maps can
 /// be written only while a process is in it, so a child enters it and is killed afterwards.
@@ -183,8 +167,8 @@ fn map_user_namespace(
         return Err(Errno::PERM);
     }
     let proc_dir = format!("/proc/{}", pid.as_raw_nonzero());
-    write(&format!("{proc_dir}/uid_map"), &format!("{owner} {uid} 1"))?;
-    write(&format!("{proc_dir}/gid_map"), &format!("{owner} {gid} 1"))?;
+    fs::write(format!("{proc_dir}/uid_map"), format!("{owner} {uid} 1")).map_err(from_io)?;
+    fs::write(format!("{proc_dir}/gid_map"), format!("{owner} {gid} 1")).map_err(from_io)?;
     let namespace = format!("{proc_dir}/ns/user");
     rustix::fs::open(namespace, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
@@ -200,7 +184,7 @@ pub fn mount_overlay(
     work: &OwnedFd,
     target: &Path,
 ) -> Result<(), Errno> {
-    let layers = format!("{}:{}", fd_path(hidden), fd_path(lower));
+    let layers = format!("{}:{}", proc_fd_path(hidden), proc_fd_path(lower));
     mount_layers(&layers, upper, work, target, "")
 }
 
@@ -214,11 +198,7 @@ pub fn mount_volatile_overlay(
     work: &OwnedFd,
     target: &Path,
 ) -> Result<(), Errno> {
-    mount_layers(&fd_path(lower), upper, work, target, ",volatile")
-}
-
-fn fd_path(directory: &OwnedFd) -> String {
-    format!("/proc/self/fd/{}", directory.as_raw_fd())
+    mount_layers(&proc_fd_path(lower), upper, work, target, ",volatile")
 }
 
 fn mount_layers(
@@ -228,13 +208,12 @@ fn mount_layers(
     target: &Path,
     more: &str,
 ) -> Result<(), Errno> {
-    let mut options =
-        format!("lowerdir={lower},upperdir={},workdir={}{more}", fd_path(upper), fd_path(work));
-    if process::own_uid() != 0 {
-        options.push_str(",userxattr");
-    } else {
-        options.push_str(",index=off,redirect_dir=nofollow,metacopy=off");
-    }
+    let by_user = match process::own_uid() {
+        0 => "index=off,redirect_dir=nofollow,metacopy=off",
+        _ => "userxattr",
+    };
+    let (upper, work) = (proc_fd_path(upper), proc_fd_path(work));
+    let options = format!("lowerdir={lower},upperdir={upper},workdir={work}{more},{by_user}");
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     mount_at(Some("codelia"), target, Some("overlay"), flags, Some(options.as_str()))
         .map_err(from_nix)
@@ -255,8 +234,4 @@ pub fn detach(target: &Path) -> Result<(), Errno> {
 pub fn is_mounted(path: &Path) -> Result<bool, Errno> {
     let (own, parent) = (rustix::fs::stat(path)?, rustix::fs::stat(path.join(".."))?);
     Ok(own.st_dev != parent.st_dev)
-}
-
-fn write(path: &str, text: &str) -> Result<(), Errno> {
-    fs::write(path, text).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }

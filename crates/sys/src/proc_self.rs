@@ -13,6 +13,8 @@ use rustix::{
     process::Pid,
 };
 
+use crate::call::from_io;
+
 /// The inode number of a namespace of this process, by its name in `/proc/self/ns`.
 ///
 /// # Errors
@@ -26,9 +28,7 @@ pub fn namespace_id(name: &str) -> Result<u64, Errno> {
 /// # Errors
 /// As `stat(2)`.
 pub fn namespace_id_of(proc_dir: &Path, name: &str) -> Result<u64, Errno> {
-    fs::metadata(proc_dir.join("ns").join(name))
-        .map(|file| file.ino())
-        .map_err(|error| errno(&error))
+    fs::metadata(proc_dir.join("ns").join(name)).map(|file| file.ino()).map_err(from_io)
 }
 
 /// An entry of the mount table.
@@ -49,7 +49,7 @@ pub struct Mount {
 /// # Errors
 /// As `open(2)` and `read(2)`.
 pub fn mounts() -> Result<Vec<Mount>, Errno> {
-    let table = fs::read("/proc/self/mountinfo").map_err(|error| errno(&error))?;
+    let table = fs::read("/proc/self/mountinfo").map_err(from_io)?;
     Ok(table.split(|&byte| byte == b'\n').filter_map(parse_mount).collect())
 }
 
@@ -128,7 +128,7 @@ fn octal(digits: &[u8]) -> Option<u8> {
 /// # Errors
 /// As `open(2)` and `read(2)`.
 pub fn hostname() -> Result<String, Errno> {
-    let text = fs::read_to_string("/proc/sys/kernel/hostname").map_err(|error| errno(&error))?;
+    let text = fs::read_to_string("/proc/sys/kernel/hostname").map_err(from_io)?;
     Ok(text.trim_end_matches('\n').to_owned())
 }
 
@@ -153,7 +153,7 @@ pub const CAPABILITY_SETS: [&str; 5] = ["CapInh", "CapPrm", "CapEff", "CapBnd", 
 /// As `open(2)` and `read(2)`.
 pub fn privileges_of(pid: Pid) -> Result<Privileges, Errno> {
     let path = format!("/proc/{}/status", pid.as_raw_nonzero());
-    Ok(parse_privileges(&fs::read_to_string(path).map_err(|error| errno(&error))?))
+    Ok(parse_privileges(&fs::read_to_string(path).map_err(from_io)?))
 }
 
 fn parse_privileges(status: &str) -> Privileges {
@@ -175,10 +175,6 @@ pub fn ids() -> Option<(u32, u32)> {
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
     let same = uid == rustix::process::geteuid() && gid == rustix::process::getegid();
     same.then(|| (uid.as_raw(), gid.as_raw()))
-}
-
-fn errno(error: &io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::ILSEQ)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::error::from_nix;
+use crate::call::from_nix;
 
 /// Both sides of a pseudo-terminal, close-on-exec.
 #[derive(Debug)]

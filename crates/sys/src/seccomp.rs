@@ -2,11 +2,13 @@
 
 use std::{
     mem::zeroed,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
 use nix::libc;
 use rustix::io::Errno;
+
+use crate::call::{check, new_descriptor};
 
 /// Installs a filter on this thread and all its children, irrevocably. Each word of `filter` is one
 /// BPF instruction in memory layout. With `notify` it returns the listener of the filter,
@@ -17,28 +19,29 @@ use rustix::io::Errno;
 pub fn install(filter: &[u64], notify: bool) -> Result<Option<OwnedFd>, Errno> {
     let length = u16::try_from(filter.len()).map_err(|_| Errno::TOOBIG)?;
     if !notify {
-        return set_filter(filter, length, 0).map(|_| None);
+        return check(set_filter(filter, length, 0)).map(|()| None);
     }
     let listener = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
     // Once the supervisor has received a call, only a fatal signal can interrupt it.
-    let fd =
-        match set_filter(filter, length, listener | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV) {
-            // Kernels before 5.19 lack that flag.
-            Err(Errno::INVAL) => set_filter(filter, length, listener),
-            result => result,
-        };
+    let flags = listener | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
     // SAFETY: with NEW_LISTENER the call returns a new descriptor that nothing else owns.
-    fd.map(|fd| Some(unsafe { OwnedFd::from_raw_fd(fd) }))
+    let installed = unsafe { new_descriptor(set_filter(filter, length, flags)) };
+    match installed {
+        // Kernels before 5.19 lack that flag.
+        // SAFETY: the same.
+        Err(Errno::INVAL) => unsafe { new_descriptor(set_filter(filter, length, listener)) },
+        installed => installed,
+    }
+    .map(Some)
 }
 
-fn set_filter(filter: &[u64], length: u16, flags: libc::c_ulong) -> Result<RawFd, Errno> {
+fn set_filter(filter: &[u64], length: u16, flags: libc::c_ulong) -> libc::c_long {
     let program = libc::sock_fprog { len: length, filter: filter.as_ptr().cast_mut().cast() };
     // SAFETY: an instruction has eight bytes and no stricter alignment than a `u64`; the kernel
     // copies `len` of them, which is the length of `filter`.
-    let result = unsafe {
+    unsafe {
         libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
-    };
-    RawFd::try_from(result).ok().filter(|fd| *fd >= 0).ok_or_else(crate::fd::last_errno)
+    }
 }
 
 /// A system call that waits for a response.
@@ -134,7 +137,8 @@ pub fn respond_with(
         newfd: 0,
         newfd_flags: if close_on_exec { libc::O_CLOEXEC as u32 } else { 0 },
     };
-    match add_fd(&listener, &mut message) {
+    // It returns the number of the new descriptor.
+    match ioctl(&listener, libc::SECCOMP_IOCTL_NOTIF_ADDFD, &raw mut message) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
             respond(listener, call, Response::Fail(errno))
@@ -143,22 +147,8 @@ pub fn respond_with(
     }
 }
 
-fn add_fd(listener: impl AsFd, message: &mut libc::seccomp_notif_addfd) -> Result<(), Errno> {
-    // SAFETY: the struct belongs to the request and lives until the call returns.
-    let result = unsafe {
-        libc::ioctl(
-            listener.as_fd().as_raw_fd(),
-            libc::SECCOMP_IOCTL_NOTIF_ADDFD,
-            std::ptr::from_mut(message),
-        )
-    };
-    // It returns the number of the new descriptor.
-    if result >= 0 { Ok(()) } else { Err(crate::fd::last_errno()) }
-}
-
 fn ioctl<T>(listener: impl AsFd, request: libc::Ioctl, argument: *mut T) -> Result<(), Errno> {
     // SAFETY: all callers pass the struct that belongs to their request, of the size encoded in
     // the request number; it lives until the call returns.
-    let result = unsafe { libc::ioctl(listener.as_fd().as_raw_fd(), request, argument) };
-    if result == 0 { Ok(()) } else { Err(crate::fd::last_errno()) }
+    check(unsafe { libc::ioctl(listener.as_fd().as_raw_fd(), request, argument) })
 }

@@ -17,7 +17,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::error::from_nix;
+use crate::call::from_nix;
 
 /// The size of the kernel's signal set. There is one signal for each bit.
 pub(crate) const SIGNAL_SET_BYTES: usize = 8;

@@ -20,7 +20,7 @@ use rustix::{
 };
 
 use crate::{
-    fd::last_errno,
+    call::{check, last_errno},
     process::{ExitStatus, PidFd},
     signal::{self, SIGNAL_SET_BYTES},
 };
@@ -138,7 +138,7 @@ impl Program {
             )
         };
         // Read errno before unblocking signals can change it.
-        let result = if pid < 0 { Err(last_errno()) } else { Ok(()) };
+        let result = check(pid);
         drop(blocked);
         result?;
         let pid = Pid::from_raw(pid).ok_or(Errno::INVAL)?;
@@ -247,10 +247,6 @@ fn reset_signals() -> Result<(), Errno> {
             SIGNAL_SET_BYTES,
         )
     })
-}
-
-fn check(result: impl Into<i64>) -> Result<(), Errno> {
-    if result.into() < 0 { Err(last_errno()) } else { Ok(()) }
 }
 
 /// Blocks all signals of this thread until dropped.

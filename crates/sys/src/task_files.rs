@@ -8,7 +8,7 @@ use std::{
     ffi::CString,
     io::IoSliceMut,
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd, RawFd},
+        fd::{AsFd, OwnedFd, RawFd},
         unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
@@ -23,6 +23,11 @@ use rustix::{
     fs::{CWD, FileType, Mode, OFlags, ResolveFlags},
     io::Errno,
 };
+
+use crate::{call::from_nix, fd::proc_fd_path};
+
+/// A relative name starts at the working directory.
+pub const AT_FDCWD: RawFd = libc::AT_FDCWD;
 
 /// The longest name that the kernel takes, with its final zero.
 const MAX_NAME: usize = 4096;
@@ -43,7 +48,7 @@ pub fn read_name(task: u32, address: u64) -> Result<CString, Errno> {
     let mut bytes = [0; MAX_NAME];
     let task = Pid::from_raw(task.try_into().map_err(|_| Errno::SRCH)?);
     let read = process_vm_readv(task, &mut [IoSliceMut::new(&mut bytes)], &parts);
-    let read = read.map_err(|errno| Errno::from_raw_os_error(errno as i32))?;
+    let read = read.map_err(from_nix)?;
     let end = bytes[..read].iter().position(|byte| *byte == 0).ok_or(Errno::NAMETOOLONG)?;
     CString::new(&bytes[..end]).map_err(|_| Errno::INVAL)
 }
@@ -68,7 +73,7 @@ pub fn absolute(task: u32, directory: RawFd, name: &CString) -> Result<PathBuf, 
         return Ok(name.to_owned());
     }
     let link = match directory {
-        libc::AT_FDCWD => format!("/proc/{task}/cwd"),
+        AT_FDCWD => format!("/proc/{task}/cwd"),
         fd => format!("/proc/{task}/fd/{fd}"),
     };
     let base = read_link(&link)?;
@@ -152,7 +157,7 @@ pub fn path_of_regular_file(file: impl AsFd) -> Result<Option<PathBuf>, Errno> {
     if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile || status.st_nlink == 0 {
         return Ok(None);
     }
-    read_link(&own_link(&file)).map(Some)
+    read_link(&proc_fd_path(&file)).map(Some)
 }
 
 /// The path of an open file, in the root of its mount namespace.
@@ -160,7 +165,7 @@ pub fn path_of_regular_file(file: impl AsFd) -> Result<Option<PathBuf>, Errno> {
 /// # Errors
 /// As `readlink(2)`.
 pub fn path_of(file: impl AsFd) -> Result<PathBuf, Errno> {
-    read_link(&own_link(&file))
+    read_link(&proc_fd_path(&file))
 }
 
 /// Whether this is a regular file that somebody may execute.
@@ -187,7 +192,7 @@ pub fn open_descriptor(task: u32, descriptor: RawFd) -> Result<OwnedFd, Errno> {
 /// As `open(2)`; `EAGAIN` if another process holds a lease on the file.
 pub fn open_to_read(file: impl AsFd) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-    rustix::fs::openat(CWD, own_link(&file), flags, Mode::empty())
+    rustix::fs::openat(CWD, proc_fd_path(&file), flags, Mode::empty())
 }
 
 /// Sets whether reads of an open file wait.
@@ -198,10 +203,6 @@ pub fn set_nonblocking(file: impl AsFd, nonblocking: bool) -> Result<(), Errno> 
     let mut flags = rustix::fs::fcntl_getfl(&file)?;
     flags.set(OFlags::NONBLOCK, nonblocking);
     rustix::fs::fcntl_setfl(file, flags)
-}
-
-fn own_link(file: impl AsFd) -> String {
-    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
 }
 
 fn read_link(link: &str) -> Result<PathBuf, Errno> {

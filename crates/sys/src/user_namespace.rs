@@ -4,6 +4,8 @@ use std::{fs, path::Path};
 
 use rustix::io::Errno;
 
+use crate::call::from_io;
+
 /// Maps this process's user and group in its new user namespace, each as (inside, outside).
 /// `proc_dir` is where `/proc` is mounted.
 ///
@@ -12,7 +14,7 @@ use rustix::io::Errno;
 pub fn map_ids(proc_dir: &Path, uids: (u32, u32), gids: (u32, u32)) -> Result<(), Errno> {
     let write = |name: &str, text: String| {
         let path = proc_dir.join("self").join(name);
-        fs::write(path, text).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        fs::write(path, text).map_err(from_io)
     };
     // The kernel accepts an unprivileged gid_map only after setgroups is denied.
     write("setgroups", "deny".to_owned())?;

@@ -13,7 +13,10 @@ use rustix::{
 };
 
 use super::own::own_pid;
-use crate::{Error, fd::last_errno};
+use crate::{
+    Error,
+    call::{check, from_io},
+};
 
 /// Kills a process. Succeeds if it does not exist.
 ///
@@ -61,8 +64,7 @@ impl PidFd {
     /// As `open(2)` and `read(2)`.
     pub fn pid(&self) -> Result<Option<Pid>, Errno> {
         let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
-        let text = fs::read_to_string(path)
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let text = fs::read_to_string(path).map_err(from_io)?;
         let line = text.lines().find_map(|line| line.strip_prefix("Pid:")).ok_or(Errno::BADF)?;
         // A process that has ended has -1, one of another namespace 0.
         Ok(line.trim().parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw))
@@ -88,8 +90,7 @@ pub fn kill_all_others() -> Result<(), Errno> {
         return Err(Errno::INVAL);
     }
     // SAFETY: takes no pointers.
-    let result = unsafe { libc::kill(-1, libc::SIGKILL) };
-    ignore_missing(if result == 0 { Ok(()) } else { Err(last_errno()) })
+    ignore_missing(check(unsafe { libc::kill(-1, libc::SIGKILL) }))
 }
 
 /// Sends a signal to a process group. Succeeds if the group has no processes.
@@ -98,8 +99,7 @@ pub fn kill_all_others() -> Result<(), Errno> {
 /// `EINVAL` for an invalid signal, else as `kill(2)`.
 pub fn signal_process_group(group: Pid, signal: i32) -> Result<(), Errno> {
     // SAFETY: takes no pointers. A `Pid` is positive, so its negative addresses this group alone.
-    let result = unsafe { libc::kill(-group.as_raw_nonzero().get(), signal) };
-    ignore_missing(if result == 0 { Ok(()) } else { Err(last_errno()) })
+    ignore_missing(check(unsafe { libc::kill(-group.as_raw_nonzero().get(), signal) }))
 }
 
 fn ignore_missing(result: Result<(), Errno>) -> Result<(), Errno> {

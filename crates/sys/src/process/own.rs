@@ -17,7 +17,10 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-use crate::{Error, error::from_nix, fd::last_errno};
+use crate::{
+    Error,
+    call::{check, from_nix},
+};
 
 /// The pid of this process.
 #[must_use]
@@ -116,7 +119,7 @@ pub fn change_user(uid: u32, gid: u32) -> Result<(), Errno> {
     let changed = setgroups(&[])
         .and_then(|()| setresgid(gid, gid, gid))
         .and_then(|()| setresuid(uid, uid, uid));
-    changed.map_err(|errno| Errno::from_raw_os_error(errno as i32))
+    changed.map_err(from_nix)
 }
 
 /// Makes this process undumpable: other processes of its user cannot read, trace or dump it.
@@ -150,8 +153,7 @@ pub fn set_name(name: &CStr) -> Result<(), Errno> {
 /// As `sethostname(2)`.
 pub fn set_host_name(name: &str) -> Result<(), Errno> {
     // SAFETY: the pointer and the length are those of the name.
-    let result = unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) };
-    if result == 0 { Ok(()) } else { Err(last_errno()) }
+    check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })
 }
 
 /// Makes this process the parent of every orphan among its descendants.

@@ -9,7 +9,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::error::from_nix;
+use crate::call::from_nix;
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,8 +11,8 @@ use rustix::{io::Errno, process::Pid};
 
 use super::kill::PidFd;
 use crate::{
-    error::from_nix,
-    fd::{close_range, last_errno},
+    call::{check, from_nix, last_errno},
+    fd::close_range,
 };
 
 /// Proof that this process has one thread and no descriptors except stdin, stdout, stderr and those
@@ -32,9 +32,7 @@ impl SingleThread {
     pub fn claim() -> Result<Self, Errno> {
         // SAFETY: takes no pointers. With CLONE_THREAD alone it changes nothing, and fails if the
         // process has another thread.
-        if unsafe { libc::unshare(libc::CLONE_THREAD) } != 0 {
-            return Err(last_errno());
-        }
+        check(unsafe { libc::unshare(libc::CLONE_THREAD) })?;
         close_range(3, 0)?;
         Ok(Self { not_send: PhantomData })
     }
@@ -69,7 +67,7 @@ impl SingleThread {
         if pid == 0 {
             exit_immediately(child(in_group == 0));
         }
-        let pid = if pid < 0 { Err(last_errno()) } else { Ok(pid) }?;
+        check(pid)?;
         // SAFETY: CLONE_PIDFD has just created this descriptor; nothing else owns it.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;

@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use super::{Amounts, QuotaKind};
-use crate::fd::last_errno;
+use crate::call::check;
 
 /// Values of the kernel's interface that `libc` lacks.
 const USRQUOTA: u32 = 0;
@@ -127,7 +127,7 @@ unsafe fn quotactl(
     let result = unsafe {
         libc::syscall(libc::SYS_quotactl_fd, directory.as_raw_fd(), command, id, address)
     };
-    match if result == 0 { Ok(()) } else { Err(last_errno()) } {
+    match check(result) {
         // The kernel is too old, or this command has nothing to say: then the other call agrees.
         Err(Errno::NOSYS) => {}
         answer => return answer,
@@ -135,8 +135,7 @@ unsafe fn quotactl(
     let device =
         CString::new(device(directory)?.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)?;
     // SAFETY: the path is NUL-terminated, and the caller vouches for the address.
-    let result = unsafe { libc::quotactl(command, device.as_ptr(), id.cast_signed(), address) };
-    if result == 0 { Ok(()) } else { Err(last_errno()) }
+    check(unsafe { libc::quotactl(command, device.as_ptr(), id.cast_signed(), address) })
 }
 
 /// The block device that a directory is on.

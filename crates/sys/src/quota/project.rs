@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use nix::libc;
 use rustix::io::Errno;
 
-use crate::fd::last_errno;
+use crate::call::check;
 
 /// `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`, which `libc` lacks.
 const GET: u32 = 0x801c_581f;
@@ -54,17 +54,16 @@ pub fn set_project(directory: impl AsFd, id: u32) -> Result<(), Errno> {
     attributes.project = id;
     attributes.flags |= INHERIT;
     // SAFETY: the descriptor is open, and the kernel reads a `struct fsxattr`.
-    let result = unsafe {
+    check(unsafe {
         libc::ioctl(directory.as_fd().as_raw_fd(), SET as libc::Ioctl, &raw const attributes)
-    };
-    if result == 0 { Ok(()) } else { Err(last_errno()) }
+    })
 }
 
 fn get(directory: &impl AsFd) -> Result<Attributes, Errno> {
     let mut attributes = Attributes::default();
     // SAFETY: the descriptor is open, and the kernel writes a `struct fsxattr`.
-    let result = unsafe {
+    check(unsafe {
         libc::ioctl(directory.as_fd().as_raw_fd(), GET as libc::Ioctl, &raw mut attributes)
-    };
-    if result == 0 { Ok(attributes) } else { Err(last_errno()) }
+    })?;
+    Ok(attributes)
 }

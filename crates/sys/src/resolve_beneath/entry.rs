@@ -15,7 +15,8 @@ use rustix::{
     io::Errno,
 };
 
-use super::open::{BENEATH_ON_ONE_MOUNT, COMPONENT, openat2, proc_fd_path, retry};
+use super::open::{BENEATH_ON_ONE_MOUNT, COMPONENT, openat2, retry};
+use crate::fd::proc_fd_path;
 
 /// The result of [`Root::resolve`](super::Root::resolve).
 #[derive(Debug)]

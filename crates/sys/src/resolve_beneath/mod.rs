@@ -18,5 +18,6 @@ pub use directory::{
 };
 pub use entry::{Entry, ResolvedPath};
 pub use error::ResolveError;
-pub use open::proc_fd_path;
 pub use walk::{FinalSymlink, Root};
+
+pub use crate::fd::proc_fd_path;

@@ -1,9 +1,8 @@
 //! The calls that open a path, and where they may resolve it to.
 
 use std::{
-    io,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
-    path::{Path, PathBuf},
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
 };
 
 use rustix::{
@@ -19,12 +18,6 @@ pub(super) const BENEATH_ON_ONE_MOUNT: ResolveFlags = BENEATH.union(ResolveFlags
 
 /// Opens one path component without following it and without touching the file.
 pub(super) const COMPONENT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-/// The path in `/proc` under which this process can open the file behind a descriptor.
-#[must_use]
-pub fn proc_fd_path(fd: impl AsFd) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()))
-}
 
 pub(super) fn openat2(
     dir: impl AsFd,
@@ -46,8 +39,4 @@ pub(super) fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, 
             result => return result,
         }
     }
-}
-
-pub(super) fn from_io(error: io::Error) -> Errno {
-    Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }

@@ -15,8 +15,9 @@ use rustix::{
 use super::{
     entry::{Entry, ResolvedPath, open_component},
     error::ResolveError,
-    open::{BENEATH_ON_ONE_MOUNT, COMPONENT, from_io, openat2},
+    open::{BENEATH_ON_ONE_MOUNT, COMPONENT, openat2},
 };
+use crate::call::from_io;
 
 /// The kernel's own limit.
 const MAX_SYMLINKS: usize = 40;
