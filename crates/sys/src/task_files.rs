@@ -212,7 +212,7 @@ fn read_link(link: &str) -> Result<PathBuf, Errno> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, os::fd::AsRawFd};
 
     use super::*;
 

@@ -76,7 +76,8 @@ pub fn create_directories_without_symlinks(
             };
         opened = open_directory_without_symlinks(&opened, Path::new(name.as_os_str()))?;
         if let Some((uid, gid)) = owner.filter(|_| created) {
-            let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+            let uid = Some(Uid::from_raw(uid));
+            let gid = Some(Gid::from_raw(gid));
             rustix::fs::chownat(&opened, "", uid, gid, AtFlags::EMPTY_PATH)?;
         }
     }

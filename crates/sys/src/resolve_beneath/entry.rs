@@ -31,11 +31,11 @@ pub struct ResolvedPath {
     pub entry: Option<Entry>,
 }
 
-/// A file held by an `O_PATH` descriptor: inspecting it does not open it.
+/// A file behind an `O_PATH` descriptor: inspecting it does not open it.
 #[derive(Debug)]
 pub struct Entry {
     pub(super) fd: OwnedFd,
-    /// Its metadata when the entry was made.
+    /// The metadata of the file when the entry was made.
     pub stat: Stat,
 }
 
@@ -141,7 +141,7 @@ mod tests {
     use std::{fs, io::Read, os::unix::fs::symlink};
 
     use super::*;
-    use crate::resolve_beneath::{FinalSymlink, walk::tests::tree};
+    use crate::resolve_beneath::{FinalSymlink, tests::tree};
 
     #[test]
     fn entry_opens_after_its_name_is_replaced() {

@@ -10,6 +10,8 @@ mod directory;
 mod entry;
 mod error;
 mod open;
+#[cfg(test)]
+mod tests;
 mod walk;
 
 pub use directory::{
