@@ -33,7 +33,8 @@ pub(crate) async fn hide<'a>(plan: &'a Plan, secrets: &[PathBuf]) -> Result<Cow<
     if !plan.mounts.iter().any(is_affected) {
         return Ok(Cow::Borrowed(plan));
     }
-    let (mut plan, secrets) = (plan.clone(), secrets.to_vec());
+    let mut plan = plan.clone();
+    let secrets = secrets.to_vec();
     let hidden = spawn_blocking(move || -> io::Result<Plan> {
         let aliases = find(&plan, &secrets, &MountAliases::read()?);
         let hide = |target| Mount::Hidden { target, even_if_absent: false };
@@ -69,7 +70,7 @@ fn find(plan: &Plan, secrets: &[PathBuf], table: &MountAliases) -> BTreeSet<Path
     let on_host = hidden.iter().copied().filter(|path| !path.starts_with(&plan.workspace));
     let on_host = on_host.chain(secrets.iter().map(PathBuf::as_path));
     for alias in
-        on_host.filter_map(|path| path.canonicalize().ok()).flat_map(|path| table.of(&path))
+        on_host.filter_map(|path| path.canonicalize().ok()).flat_map(|path| table.find(&path))
     {
         for source in alias.path.ancestors().filter(|source| is_bound(source, &alias.mount)) {
             let Ok(rest) = alias.path.strip_prefix(source) else { continue };

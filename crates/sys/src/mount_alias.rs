@@ -7,7 +7,10 @@ use std::{
 
 use rustix::io::Errno;
 
-use crate::{call::from_io, proc_self::unescape};
+use crate::{
+    call::from_io,
+    proc_self::{MountLine, unescape},
+};
 
 /// The mounts that this process sees.
 #[derive(Debug)]
@@ -40,21 +43,17 @@ impl MountAliases {
     }
 
     fn parse(table: &[u8]) -> Self {
-        let mounted = |line: &[u8]| {
-            let mut fields = line.split(|&byte| byte == b' ').skip(2);
-            let device = fields.next()?.to_owned();
-            Some(Mounted {
-                device,
-                root: unescape(fields.next()?),
-                target: unescape(fields.next()?),
-            })
+        let mounted = |line: MountLine<'_>| Mounted {
+            device: line.device.to_owned(),
+            root: unescape(line.root),
+            target: unescape(line.target),
         };
-        Self(table.split(|&byte| byte == b'\n').filter_map(mounted).collect())
+        Self(MountLine::parse_all(table).map(mounted).collect())
     }
 
     /// All paths of the file at `path`, which must have no symbolic link in it.
     #[must_use]
-    pub fn of(&self, path: &Path) -> Vec<Alias> {
+    pub fn find(&self, path: &Path) -> Vec<Alias> {
         let length = |mount: &&Mounted| mount.target.as_os_str().len();
         // Of mounts at one path the last one is visible, and `max_by_key` returns the last.
         let Some(own) =
@@ -91,7 +90,7 @@ mod tests {
             3 1 8:2 / /srv/other rw - ext4 /dev/b rw\n4 1 8:1 /home /h\\040h ro - ext4 /dev/a rw\n";
         let aliases = MountAliases::parse(table);
         let of = |path: &str| {
-            let paths = aliases.of(Path::new(path)).into_iter().map(|alias| alias.path);
+            let paths = aliases.find(Path::new(path)).into_iter().map(|alias| alias.path);
             paths.collect::<Vec<_>>()
         };
         assert_eq!(of("/srv/data/x"), ["/srv/data/x", "/mnt/again/x"].map(PathBuf::from));

@@ -50,7 +50,7 @@ pub struct Mount {
 /// As `open(2)` and `read(2)`.
 pub fn mounts() -> Result<Vec<Mount>, Errno> {
     let table = fs::read("/proc/self/mountinfo").map_err(from_io)?;
-    Ok(table.split(|&byte| byte == b'\n').filter_map(parse_mount).collect())
+    Ok(MountLine::parse_all(&table).map(Mount::from).collect())
 }
 
 /// The text of the mount table, which is read again only when it has changed.
@@ -91,26 +91,66 @@ impl MountTable {
     }
 }
 
-/// Parses a line: id, parent, device, root, target, mount options, tags, `-`, type, source, options
-/// of the file system.
-fn parse_mount(line: &[u8]) -> Option<Mount> {
-    let mut fields = line.split(|&byte| byte == b' ');
-    let target = unescape(fields.nth(4)?);
-    let mount_options = fields.next()?;
-    let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
-    let file_system = String::from_utf8_lossy(fields.next()?).into_owned();
-    let file_system_options = fields.nth(1)?;
-    let has = |options: &[u8], option: &[u8]| {
-        options.split(|&byte| byte == b',').any(|word| word == option)
-    };
-    let writable = !has(mount_options, b"ro") && !has(file_system_options, b"ro");
-    let executable = !has(mount_options, b"noexec");
-    Some(Mount { target, writable, executable, file_system })
+/// The fields of a line of `/proc/PID/mountinfo`, with the kernel's escapes.
+pub(crate) struct MountLine<'a> {
+    pub(crate) device: &'a [u8],
+    /// The directory of the file system that is mounted.
+    pub(crate) root: &'a [u8],
+    pub(crate) target: &'a [u8],
+    options: &'a [u8],
+    pub(crate) file_system: &'a [u8],
+    pub(crate) source: &'a [u8],
+    pub(crate) file_system_options: &'a [u8],
+}
+
+impl<'a> MountLine<'a> {
+    /// Parses a line: id, parent, device, root, target, mount options, tags, `-`, type, source,
+    /// options of the file system.
+    fn parse(line: &'a [u8]) -> Option<Self> {
+        let mut fields = line.split(|&byte| byte == b' ').skip(2);
+        let device = fields.next()?;
+        let root = fields.next()?;
+        let target = fields.next()?;
+        let options = fields.next()?;
+        let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
+        Some(Self {
+            device,
+            root,
+            target,
+            options,
+            file_system: fields.next()?,
+            source: fields.next()?,
+            file_system_options: fields.next()?,
+        })
+    }
+
+    /// Parses a table.
+    pub(crate) fn parse_all(table: &'a [u8]) -> impl Iterator<Item = Self> {
+        table.split(|&byte| byte == b'\n').filter_map(Self::parse)
+    }
+}
+
+/// Whether an option is among those of a mount or file system.
+pub(crate) fn has_option(options: &[u8], option: &str) -> bool {
+    options.split(|&byte| byte == b',').any(|word| word == option.as_bytes())
+}
+
+impl From<MountLine<'_>> for Mount {
+    fn from(line: MountLine<'_>) -> Self {
+        let is_read_only = |options| has_option(options, "ro");
+        Self {
+            target: unescape(line.target),
+            writable: !is_read_only(line.options) && !is_read_only(line.file_system_options),
+            executable: !has_option(line.options, "noexec"),
+            file_system: String::from_utf8_lossy(line.file_system).into_owned(),
+        }
+    }
 }
 
 /// Decodes the kernel's escapes: a backslash and three octal digits for blanks and backslashes.
 pub(crate) fn unescape(text: &[u8]) -> PathBuf {
-    let (mut path, mut rest) = (Vec::with_capacity(text.len()), text);
+    let mut path = Vec::with_capacity(text.len());
+    let mut rest = text;
     while let Some((&byte, after)) = rest.split_first() {
         let code = after.get(..3).filter(|_| byte == b'\\').and_then(octal);
         path.push(code.unwrap_or(byte));
@@ -132,8 +172,8 @@ pub fn hostname() -> Result<String, Errno> {
     Ok(text.trim_end_matches('\n').to_owned())
 }
 
-/// What a process may do and gain, as `/proc/PID/status` reports it. `None` for a field that the
-/// kernel does not report.
+/// Rights that a process has and may gain, as `/proc/PID/status` reports them. `None` for a field
+/// that the kernel does not report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Privileges {
     /// The capability sets, in the order of [`CAPABILITY_SETS`].
@@ -172,7 +212,8 @@ fn parse_privileges(status: &str) -> Privileges {
 /// The user and group of this process; `None` if real and effective ids differ.
 #[must_use]
 pub fn ids() -> Option<(u32, u32)> {
-    let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
+    let uid = rustix::process::getuid();
+    let gid = rustix::process::getgid();
     let same = uid == rustix::process::geteuid() && gid == rustix::process::getegid();
     same.then(|| (uid.as_raw(), gid.as_raw()))
 }
@@ -185,7 +226,8 @@ mod tests {
 
     #[test]
     fn read_only_options_make_a_mount_unwritable() {
-        let writable = |line: &str| parse_mount(line.as_bytes()).unwrap().writable;
+        let writable =
+            |line: &str| MountLine::parse(line.as_bytes()).map(Mount::from).unwrap().writable;
         assert!(writable(
             "36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue"
         ));
@@ -203,7 +245,9 @@ mod tests {
 
     #[test]
     fn mount_targets_are_unescaped() {
-        let mount = parse_mount(br"36 35 98:0 / /a\040b\134c rw - tmpfs tmpfs rw").unwrap();
+        let mount = MountLine::parse(br"36 35 98:0 / /a\040b\134c rw - tmpfs tmpfs rw")
+            .map(Mount::from)
+            .unwrap();
         assert_eq!(mount.target, PathBuf::from(r"/a b\c"));
         assert_eq!(mount.file_system, "tmpfs");
     }

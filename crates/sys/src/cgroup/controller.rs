@@ -21,6 +21,7 @@ impl Controller {
     /// The controllers that limit every sandbox.
     pub const LIMITING: [Self; 3] = [Self::Memory, Self::Pids, Self::Cpu];
 
+    /// Every controller, in the order of the variants.
     pub(super) const ALL: [Self; 6] =
         [Self::Memory, Self::Pids, Self::Cpu, Self::Cpuacct, Self::Io, Self::Cpuset];
 

@@ -1,8 +1,10 @@
 //! The mounted cgroup hierarchies, and the parent of our cgroups in each.
 
 use std::{
+    ffi::OsStr,
     fs,
     io::ErrorKind,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -16,7 +18,10 @@ use super::{
     name::owned_name,
     pool::Pool,
 };
-use crate::Error;
+use crate::{
+    Error,
+    proc_self::{MountLine, has_option},
+};
 
 /// The name of the cgroup that holds all sandboxes of a process.
 const PARENT_NAME: &str = "sandboxes";
@@ -25,12 +30,8 @@ const PARENT_NAME: &str = "sandboxes";
 /// there is none. Dropping it removes the parents.
 #[derive(Debug)]
 pub struct Hierarchy {
-    memory: Result<ParentGroup, Error>,
-    pids: Result<ParentGroup, Error>,
-    cpu: Result<ParentGroup, Error>,
-    cpuacct: Result<ParentGroup, Error>,
-    io: Result<ParentGroup, Error>,
-    cpuset: Result<ParentGroup, Error>,
+    /// In the order of [`Controller::ALL`].
+    parents: [Result<ParentGroup, Error>; Controller::ALL.len()],
     /// Directories of ended cgroups for the next ones.
     pub(super) pool: Arc<Pool>,
 }
@@ -100,40 +101,20 @@ impl Hierarchy {
     }
 
     fn from_fn(parent: impl Fn(Controller) -> Result<ParentGroup, Error>) -> Self {
-        Self {
-            memory: parent(Controller::Memory),
-            pids: parent(Controller::Pids),
-            cpu: parent(Controller::Cpu),
-            cpuacct: parent(Controller::Cpuacct),
-            io: parent(Controller::Io),
-            cpuset: parent(Controller::Cpuset),
-            pool: Arc::default(),
-        }
+        Self { parents: Controller::ALL.map(parent), pool: Arc::default() }
     }
 
     pub(super) fn parent(&self, controller: Controller) -> Result<&ParentGroup, Error> {
-        match controller {
-            Controller::Memory => &self.memory,
-            Controller::Pids => &self.pids,
-            Controller::Cpu => &self.cpu,
-            Controller::Cpuacct => &self.cpuacct,
-            Controller::Io => &self.io,
-            Controller::Cpuset => &self.cpuset,
-        }
-        .as_ref()
-        .map_err(Clone::clone)
+        self.parents[controller as usize].as_ref().map_err(Clone::clone)
     }
 
     /// Removes the parents that this process created, with the cgroups that wait in them. One that
     /// another `Hierarchy` of this process uses is not empty and stays, or is created again.
     pub fn remove_parents(&self) {
         self.pool.close();
-        for controller in Controller::ALL {
-            if let Ok(parent) = self.parent(controller)
-                && parent.dir.file_name().is_some_and(|name| {
-                    owned_name(PARENT_NAME).is_ok_and(|own| name == own.as_str())
-                })
-            {
+        let Ok(own) = owned_name(PARENT_NAME) else { return };
+        for parent in self.parents.iter().flatten() {
+            if parent.dir.ends_with(&own) {
                 let _ = fs::remove_dir(&parent.dir);
             }
         }
@@ -149,7 +130,7 @@ impl Drop for Hierarchy {
 impl ParentGroup {
     /// Creates the parent, or enables another controller for its children.
     ///
-    /// It keeps the default CPU weight, so that under contention all sandboxes together weigh as
+    /// The parent keeps the default CPU weight, so that under contention all sandboxes weigh as
     /// much as one process next to it; with `cpu_idle` they get only idle CPU time.
     pub(super) fn create(&self, controller: Controller) -> Result<(), Error> {
         match fs::create_dir(&self.dir) {
@@ -185,7 +166,8 @@ impl ParentGroup {
     /// Copies CPUs and memory nodes from the cgroup above: a new version 1 cgroup has none.
     fn inherit_cpuset(&self) -> Result<(), Error> {
         let group = |dir: &Path| GroupDir { path: dir.to_owned(), version: Version::V1 };
-        let (own, above) = (group(&self.dir), group(self.dir.parent().unwrap_or(&self.dir)));
+        let own = group(&self.dir);
+        let above = group(self.dir.parent().unwrap_or(&self.dir));
         ["cpuset.cpus", "cpuset.mems"]
             .into_iter()
             .try_for_each(|name| own.write(name, above.read(name)?.trim()))
@@ -204,7 +186,7 @@ fn find_v2_dir(
     Some(if named.is_some() || needed.is_empty() {
         dir
     } else {
-        delegation::choose_parent(mount.point, dir, needed)
+        delegation::choose_parent(path(mount.target), dir, needed)
     })
 }
 
@@ -241,58 +223,39 @@ fn group_path(
         Some(named) => named.to_owned(),
         // Paths in `/proc/self/cgroup` start at the root of the hierarchy, of which only a part may
         // be mounted.
-        None => own_group(version, controller, own)?.strip_prefix(mount.root).ok()?.to_owned(),
+        None => {
+            own_group(version, controller, own)?.strip_prefix(path(mount.root)).ok()?.to_owned()
+        }
     };
-    Some(mount.point.join(group.strip_prefix("/").unwrap_or(&group)))
+    Some(path(mount.target).join(group.strip_prefix("/").unwrap_or(&group)))
 }
 
-fn find_mount(version: Version, controller: Controller, mounts: &str) -> Option<Mount<'_>> {
-    mounts.lines().filter_map(Mount::parse).find(|mount| mount.has_controller(version, controller))
+fn find_mount(version: Version, controller: Controller, mounts: &str) -> Option<MountLine<'_>> {
+    MountLine::parse_all(mounts.as_bytes()).find(|mount| match version {
+        Version::V1 => {
+            mount.file_system == b"cgroup"
+                && has_option(mount.file_system_options, controller.name_v1())
+        }
+        Version::V2 => mount.file_system == b"cgroup2",
+    })
+}
+
+fn path(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
 }
 
 /// The path of the process in the text of `/proc/self/cgroup`: lines of `id:controllers:path`.
 fn own_group(version: Version, controller: Controller, own: &str) -> Option<&Path> {
     own.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');
-        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let controllers = fields.nth(1)?;
+        let path = fields.next()?;
         let matches = match version {
             Version::V1 => controllers.split(',').any(|name| name == controller.name_v1()),
             Version::V2 => controllers.is_empty(),
         };
         matches.then_some(Path::new(path))
     })
-}
-
-/// A line of `/proc/self/mountinfo`.
-struct Mount<'a> {
-    root: &'a Path,
-    point: &'a Path,
-    file_system: &'a str,
-    options: &'a str,
-}
-
-impl<'a> Mount<'a> {
-    fn parse(line: &'a str) -> Option<Self> {
-        let (before, after) = line.split_once(" - ")?;
-        let mut before = before.split(' ').skip(3);
-        let mut after = after.split(' ');
-        Some(Self {
-            root: Path::new(before.next()?),
-            point: Path::new(before.next()?),
-            file_system: after.next()?,
-            options: after.nth(1)?,
-        })
-    }
-
-    fn has_controller(&self, version: Version, controller: Controller) -> bool {
-        match version {
-            Version::V1 => {
-                self.file_system == "cgroup"
-                    && self.options.split(',').any(|option| option == controller.name_v1())
-            }
-            Version::V2 => self.file_system == "cgroup2",
-        }
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! than 5.14.
 
 use std::{
-    ffi::CString,
+    ffi::{CString, OsStr},
     fs,
     os::{
         fd::{AsRawFd, OwnedFd},
@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use super::{Amounts, QuotaKind};
-use crate::call::check;
+use crate::{call::check, proc_self::MountLine};
 
 /// Values of the kernel's interface that `libc` lacks.
 const USRQUOTA: u32 = 0;
@@ -93,7 +93,7 @@ pub(super) fn set(
     unsafe { quotactl(directory, Q_SETQUOTA, kind, id, (&raw mut block).cast()) }
 }
 
-/// What is used, and the limits.
+/// The amounts that are used, and the limits.
 pub(super) fn get(
     directory: &OwnedFd,
     kind: QuotaKind,
@@ -142,11 +142,8 @@ unsafe fn quotactl(
 fn device(directory: &OwnedFd) -> Result<PathBuf, Errno> {
     let number = rustix::fs::fstat(directory)?.st_dev;
     let number = format!("{}:{}", major(number), minor(number));
-    let table = fs::read_to_string("/proc/self/mountinfo").map_err(|_| Errno::NODEV)?;
-    let source = table.lines().find_map(|line| {
-        let (place, source) = line.split_once(" - ")?;
-        let is_device = place.split(' ').nth(2)? == number;
-        is_device.then(|| source.split(' ').nth(1).map(PathBuf::from))?
-    });
+    let table = fs::read("/proc/self/mountinfo").map_err(|_| Errno::NODEV)?;
+    let mount = MountLine::parse_all(&table).find(|mount| mount.device == number.as_bytes());
+    let source = mount.map(|mount| PathBuf::from(OsStr::from_bytes(mount.source)));
     source.filter(|path| path.is_absolute()).ok_or(Errno::NODEV)
 }

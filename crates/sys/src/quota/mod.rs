@@ -89,7 +89,7 @@ impl Quotas {
         self.set_limits(id, Amounts::default())
     }
 
-    /// What an id uses.
+    /// The amounts that an id uses.
     ///
     /// # Errors
     /// As `quotactl(2)`.
@@ -107,7 +107,7 @@ impl Quotas {
 
     fn get(&self, id: u32) -> Result<(Amounts, Amounts), Error> {
         match call::get(&self.directory, self.kind, id) {
-            // It never had a file or a limit.
+            // An id that never had a file or a limit.
             Err(Errno::NOENT) => Ok(Default::default()),
             answer => answer.map_err(|errno| self.error("read a quota of", errno)),
         }
