@@ -369,10 +369,8 @@ impl Cluster {
 
     /// Most tests use the mode `logical`, which a new tenant may not use.
     async fn allow_logical(&self, tenant: &TenantId) -> Result<()> {
-        let tenant = self
-            .store
-            .tenant_set_floor(tenant, IsolationLevel::None, None, "a test", None)
-            .await?;
+        let tenant =
+            self.store.tenant_set_floor(tenant, IsolationLevel::None, None, "a test", None).await?;
         tenant.map(drop).context("tenant not found")
     }
 

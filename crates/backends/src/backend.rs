@@ -17,7 +17,7 @@ use crate::{AskedReads, Error, IsolationCheck, Operations, UsageReader};
 /// The worker calls, in this order:
 ///
 /// 1. [`probe`](Backend::probe), once at start: may this mode be offered, and what can it enforce?
-/// 2. [`sweep`](Backend::sweep) at start and then periodically, concurrently with everything else.
+/// 2. [`upkeep`](Backend::upkeep) at start and then periodically, concurrently with everything else.
 /// 3. For each run: [`prepare`](Backend::prepare), then either [`Prepared::launch`],
 ///    [`Running::wait`] and [`Running::destroy`], or [`Prepared::discard`].
 /// 4. [`shutdown`](Backend::shutdown), once, after the last sandbox was destroyed.
@@ -75,7 +75,7 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// The leftovers could not be listed or removed. Call again later.
-    async fn sweep(&self) -> Result<usize, Error>;
+    async fn upkeep(&self) -> Result<usize, Error>;
 
     /// Removes what is kept for the next run of a session. Call it when the session is gone or its
     /// lease is; a run of it may come later nevertheless.
@@ -242,7 +242,7 @@ pub enum Stdio {
     Terminal(TerminalSize),
 }
 
-/// What this host can enforce in one mode.
+/// The controls that this host can enforce in one mode.
 #[derive(Debug, Clone)]
 pub struct Capabilities {
     /// The mode.
@@ -252,7 +252,7 @@ pub struct Capabilities {
     pub usable: bool,
     /// The parts of a plan that can be enforced.
     pub enforceable: Enforceable,
-    /// What is missing, and how to get it.
+    /// Things that are missing, and how to get them.
     pub gaps: Vec<Gap>,
 }
 
@@ -263,7 +263,7 @@ impl Capabilities {
         self.usable && self.mode != Mode::Logical && !self.enforceable.limits()
     }
 
-    /// What is missing, with the remedies, in one line.
+    /// The gaps with their remedies, in one line.
     #[must_use]
     pub fn problem(&self) -> String {
         let gaps = self.gaps.iter().map(|gap| format!("{} ({})", gap.missing, gap.remedy));
@@ -274,8 +274,14 @@ impl Capabilities {
 /// Something that this host lacks.
 #[derive(Debug, Clone)]
 pub struct Gap {
-    /// What is missing.
+    /// The control or tool that is missing.
     pub missing: String,
     /// How to get it.
     pub remedy: String,
+}
+
+impl Gap {
+    pub(crate) fn new(missing: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { missing: missing.into(), remedy: remedy.into() }
+    }
 }

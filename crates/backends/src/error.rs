@@ -42,7 +42,7 @@ pub enum Error {
     /// `codelia-init` cannot be started.
     #[error("cannot start codelia-init at {}: {cause}", path.display())]
     InitStart {
-        /// Its path.
+        /// The path that was executed.
         path: PathBuf,
         /// Why.
         cause: io::Error,
@@ -59,7 +59,7 @@ pub enum Error {
     /// The tool of a mode cannot be started.
     #[error("cannot start {}: {cause}", path.display())]
     ToolStart {
-        /// Its path.
+        /// The path that was executed.
         path: PathBuf,
         /// Why.
         cause: io::Error,
@@ -75,7 +75,7 @@ pub enum Error {
     /// The container engine cannot be reached.
     #[error("no container engine responds at {}: {message}", socket.display())]
     EngineMissing {
-        /// Its socket.
+        /// The socket of the engine.
         socket: PathBuf,
         /// Why.
         message: String,
@@ -83,7 +83,7 @@ pub enum Error {
     /// A request to the container engine failed.
     #[error("container engine: cannot {step}: {message}")]
     Engine {
-        /// What was requested.
+        /// The step that was requested.
         step: &'static str,
         /// The engine's own message.
         message: String,
@@ -105,7 +105,7 @@ pub enum Error {
     Overlay(Failure),
     /// The leftovers of killed workers cannot be listed or removed.
     #[error("cannot remove the leftovers of killed workers: {0}")]
-    Sweep(io::Error),
+    Upkeep(io::Error),
     /// The control socket failed.
     #[error("control socket: {0}")]
     Control(io::Error),
@@ -128,7 +128,7 @@ impl Error {
         Self::Refused(Refusal { reason, message: message.into() })
     }
 
-    /// What a failed launch means to the caller.
+    /// The meaning of a failed launch to the caller.
     pub(crate) fn launch(failure: Failure, program: &str) -> Self {
         match (failure.step, Errno::from_raw_os_error(failure.errno)) {
             (Step::Execute, Errno::NOENT | Errno::NOTDIR) => Self::refused(

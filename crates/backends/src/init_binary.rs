@@ -36,8 +36,8 @@ pub(crate) fn start(
     control: OwnedFd,
 ) -> Result<ChildProcess, Error> {
     let start = || {
-        let (stdout, stderr) = (fd::dev_null()?, fd::dev_null()?);
-        ChildProcess::start(&Program::new(path, arguments, [control, stdout, stderr])?)
+        let streams = [control, fd::dev_null()?, fd::dev_null()?];
+        ChildProcess::start(&Program::new(path, arguments, streams)?)
     };
     start().map_err(|cause| Error::InitStart { path: path.to_owned(), cause })
 }
@@ -54,18 +54,14 @@ pub(crate) async fn call(
     let mut process = start(path, &[argument], remote)?;
     let sent = control.send(request, descriptors).await;
     // If sending failed, init may have reported why before it exited.
-    let report = control.receive().await?;
-    process.wait().await?;
-    match report {
-        Some(Report::Ready) => Ok(control.take_descriptors()),
-        Some(Report::Failed(failure)) => Err(Error::InitFailed(failure)),
-        Some(
-            Report::Started
-            | Report::Egress
-            | Report::Terminal
-            | Report::Launched
-            | Report::Exited(_),
-        ) => Err(Error::UnexpectedMessage),
-        None => sent.and(Err(Error::InitExited)),
+    let ready = control.expect_report(Report::Ready).await;
+    // After an error of the socket it may not end by itself; dropping it kills it.
+    if !matches!(ready, Err(Error::Control(_) | Error::Frame(_))) {
+        process.wait().await?;
+    }
+    match ready {
+        Ok(()) => Ok(control.take_descriptors()),
+        Err(Error::InitExited) => sent.and(Err(Error::InitExited)),
+        Err(error) => Err(error),
     }
 }

@@ -1,4 +1,4 @@
-//! What the isolating modes (bwrap, nsjail, native, container) share.
+//! Common parts of the isolating modes (bwrap, nsjail, native, container).
 
 use std::path::Path;
 
@@ -23,8 +23,8 @@ pub(crate) fn limit_terminals(process: Pid) -> Result<(), Errno> {
 /// Path of `codelia-init` in the sandbox of a probe, which runs it as its command.
 pub(crate) const PROBE: &str = "/.codelia-probe";
 
-/// What commands see of `/proc` next to their processes: what common programs read. The rest tells
-/// about the host, or is of use only to its administrator.
+/// Entries of `/proc` that commands see next to their processes: what common programs read. The
+/// rest tells about the host, or is of use only to its administrator.
 pub(crate) const SHOWN_IN_PROC: [&str; 15] = [
     "cgroups",
     "cpuinfo",
@@ -103,30 +103,27 @@ pub(crate) fn init_remedy(error: &Error) -> &'static str {
 }
 
 pub(crate) fn overlay_gap(error: &Error) -> Gap {
-    Gap {
-        missing: format!("overlays of host directories: {error}"),
-        remedy: "use a kernel that lets the worker mount overlays (5.19 or later as root, 5.11 or later for \
-                 other users), with programs and temporary files on ext4, xfs or btrfs"
-            .to_owned(),
-    }
+    Gap::new(
+        format!("overlays of host directories: {error}"),
+        "use a kernel that lets the worker mount overlays (5.19 or later as root, 5.11 or later for \
+                 other users), with programs and temporary files on ext4, xfs or btrfs",
+    )
 }
 
 pub(crate) fn executables_gap(error: &Error) -> Gap {
-    Gap {
-        missing: format!("allow-list of executables: {error}"),
-        remedy: "use a kernel with Landlock (5.13 or later, `landlock` in its lsm= list)"
-            .to_owned(),
-    }
+    Gap::new(
+        format!("allow-list of executables: {error}"),
+        "use a kernel with Landlock (5.13 or later, `landlock` in its lsm= list)",
+    )
 }
 
 pub(crate) fn reads_gap(error: &Error) -> Gap {
-    Gap {
-        missing: format!("reads that wait for decisions: {error}"),
-        remedy: "use a kernel with Landlock (5.19 or later, `landlock` in its lsm= list)"
-            .to_owned(),
-    }
+    Gap::new(
+        format!("reads that wait for decisions: {error}"),
+        "use a kernel with Landlock (5.19 or later, `landlock` in its lsm= list)",
+    )
 }
 
 pub(crate) fn egress_gap(mode: Mode, error: &Error) -> Gap {
-    Gap { missing: format!("network mode proxy: {error}"), remedy: egress_remedy(mode).to_owned() }
+    Gap::new(format!("network mode proxy: {error}"), egress_remedy(mode))
 }

@@ -13,6 +13,7 @@ mod alias;
 mod backend;
 mod container;
 mod error;
+mod host_mode;
 mod host_runtime;
 mod init_binary;
 mod isolation;
@@ -39,6 +40,7 @@ pub use codelia_sys::{
 };
 pub use container::{ContainerOptions, container};
 pub use error::Error;
+pub use host_mode::HostOptions;
 pub use host_runtime::host_runtime;
 pub use init_binary::find_init;
 pub use logical::{Logical, LogicalOptions};

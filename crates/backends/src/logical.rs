@@ -5,15 +5,12 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 use codelia_policy::{Enforceable, Plan, limits_remedy};
-use codelia_sys::{
-    cgroup::{CgroupParent, Group},
-    resolve_beneath,
-};
+use codelia_sys::{cgroup::CgroupParent, resolve_beneath};
 use codelia_types::{Mode, NetworkMode};
 
 use crate::{
     Backend, Capabilities, Error, Gap, Prepared, init_binary, isolation, probe,
-    sandbox::{Sandbox, cgroups::Cgroups, control::Control, prepared, process::InitProcess, setup},
+    sandbox::{Sandbox, cgroups::Cgroups, prepared, process::InitProcess, setup},
 };
 
 /// Configuration of mode `logical`.
@@ -41,23 +38,9 @@ impl Logical {
         Ok(Self { init: options.init, cgroups: Cgroups::detect(&options.cgroup_parent)? })
     }
 
-    /// Starts `codelia-init`. Removes the group if that fails; the sandbox removes it otherwise.
-    fn start(&self, mut group: Option<Group>) -> Result<Sandbox, Error> {
-        let started = Control::pair().and_then(|(control, remote)| {
-            Ok((control, init_binary::start(&self.init, &[], remote)?))
-        });
-        match started {
-            Ok((control, init)) => Ok(Sandbox::new(control, Box::new(InitProcess(init)), group)),
-            Err(error) => {
-                group.as_mut().map(Group::remove).transpose()?;
-                Err(error)
-            }
-        }
-    }
-
     /// Runs a trivial command through a whole sandbox.
     async fn try_sandbox(&self, host: Enforceable) -> Result<(), Error> {
-        let prepared = self.prepare(&probe::plan(Mode::Logical, host)).await?;
+        let prepared = self.prepare(&probe::logical_plan(host)?).await?;
         probe::run(prepared, &self.init).await
     }
 }
@@ -69,23 +52,18 @@ impl Backend for Logical {
     }
 
     async fn probe(&self) -> Capabilities {
-        let mut gaps = vec![Gap {
-            missing: "isolation".to_owned(),
-            remedy: "mode logical isolates nothing; use another mode for untrusted commands"
-                .to_owned(),
-        }];
+        let mut gaps = vec![Gap::new(
+            "isolation",
+            "mode logical isolates nothing; use another mode for untrusted commands",
+        )];
         let enforceable = self.cgroups.probe(limits_remedy(Mode::Logical, false), &mut gaps);
-        let tried = self.try_sandbox(enforceable).await;
-        if let Err(error) = &tried {
-            gaps.push(probe::sandbox_gap(
-                error,
-                "check that codelia-init can be executed".to_owned(),
-            ));
-        }
-        Capabilities { mode: Mode::Logical, usable: tried.is_ok(), enforceable, gaps }
+        let usable = probe::is_possible(self.try_sandbox(enforceable).await, &mut gaps, |error| {
+            probe::sandbox_gap(error, "check that codelia-init can be executed")
+        });
+        Capabilities { mode: Mode::Logical, usable, enforceable, gaps }
     }
 
-    async fn sweep(&self) -> Result<usize, Error> {
+    async fn upkeep(&self) -> Result<usize, Error> {
         self.cgroups.remove_orphans()
     }
 
@@ -97,8 +75,11 @@ impl Backend for Logical {
         require_logical(plan)?;
         let root = resolve_beneath::open_directory(&plan.root)
             .map_err(|errno| Error::Root { path: plan.root.clone(), errno })?;
-        let sandbox = self.start(self.cgroups.create(plan)?)?;
-        prepared::prepare(sandbox, plan, setup::of(plan)?, Some(root), None).await
+        let group = self.cgroups.create(plan)?;
+        let sandbox = Sandbox::start(group, |remote| {
+            Ok(InitProcess(init_binary::start(&self.init, &[], remote)?))
+        })?;
+        prepared::prepare(sandbox, plan, setup::for_plan(plan)?, Some(root), None).await
     }
 }
 

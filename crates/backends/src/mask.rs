@@ -8,7 +8,7 @@ use tokio::task::spawn_blocking;
 
 use crate::{Error, mounts::overlay::VOLUMES_FIELD};
 
-/// What must be masked, at its path inside the sandbox with symbolic links resolved.
+/// A thing to mask, at its path inside the sandbox with symbolic links resolved.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum MaskTarget {
     /// A directory, or a path at which the command could create one.
@@ -34,16 +34,16 @@ impl Masks {
     ///
     /// # Errors
     /// As [`MountTable::resolve`].
-    pub(crate) async fn of(mounts: &[Mount]) -> Result<Self, Error> {
+    pub(crate) async fn resolve(mounts: &[Mount]) -> Result<Self, Error> {
         let hidden = mounts.iter().filter(|mount| matches!(mount, Mount::Hidden { .. })).count();
         if hidden <= MAX_INLINE {
-            return Self::resolve(mounts);
+            return Self::resolve_now(mounts);
         }
         let mounts = mounts.to_vec();
-        spawn_blocking(move || Self::resolve(&mounts)).await.map_err(std::io::Error::from)?
+        spawn_blocking(move || Self::resolve_now(&mounts)).await.map_err(std::io::Error::from)?
     }
 
-    pub(crate) fn resolve(mounts: &[Mount]) -> Result<Self, Error> {
+    fn resolve_now(mounts: &[Mount]) -> Result<Self, Error> {
         let mut previous = MountTable::default();
         let mut masks = Vec::with_capacity(mounts.len());
         for mount in mounts {
@@ -129,15 +129,12 @@ fn in_mount(
             in_bind(source, mounted, rest, even_if_absent)
         }
         Mount::Runtime { path } => in_bind(path, path, rest, false),
-        // Paths below were left out when the overlay was mounted.
-        Mount::Overlay { .. } if rest.as_os_str().is_empty() => {
+        Mount::Overlay { .. } | Mount::Volume { .. } if rest.as_os_str().is_empty() => {
             Ok(MaskTarget::Directory(target.to_owned()))
         }
+        // Paths below were left out when the overlay was mounted.
         Mount::Overlay { .. } => Ok(MaskTarget::Absent),
         // A policy that hides something in a volume is refused.
-        Mount::Volume { .. } if rest.as_os_str().is_empty() => {
-            Ok(MaskTarget::Directory(target.to_owned()))
-        }
         Mount::Volume { .. } => Err(Error::Unenforceable { field: VOLUMES_FIELD }),
         Mount::Tmpfs { .. } if !even_if_absent => Ok(MaskTarget::Absent),
         Mount::Tmpfs { .. } => Ok(MaskTarget::Directory(target.to_owned())),
@@ -163,13 +160,11 @@ fn in_bind(
 ) -> Result<MaskTarget, Error> {
     let outside = source.join(rest);
     if !outside.exists() {
-        return Ok(if may_appear {
-            MaskTarget::Directory(mounted.join(rest))
-        } else {
-            MaskTarget::Absent
-        });
+        let appears = may_appear.then(|| MaskTarget::Directory(mounted.join(rest)));
+        return Ok(appears.unwrap_or(MaskTarget::Absent));
     }
-    let (outside, source) = (outside.canonicalize()?, source.canonicalize()?);
+    let outside = outside.canonicalize()?;
+    let source = source.canonicalize()?;
     let rest =
         outside.strip_prefix(&source).map_err(|_| Error::Unenforceable { field: "mounts" })?;
     // Joining an empty path would append a slash.
@@ -225,7 +220,7 @@ mod tests {
         mounts.extend(
             names.iter().map(|name| Mount::Hidden { target: name.into(), even_if_absent: true }),
         );
-        let masks = Masks::of(&mounts).await.unwrap();
+        let masks = Masks::resolve(&mounts).await.unwrap();
         for (mount, mask) in masks.zip(&mounts).skip(1) {
             assert_eq!(*mask, MaskTarget::Directory(mount.target().to_owned()));
         }

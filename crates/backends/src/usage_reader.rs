@@ -16,32 +16,27 @@ use crate::Error;
 /// Reads what a command uses at this moment, from any thread. Reading opens a few files. It reads
 /// nothing by itself, and does not keep the sandbox.
 #[derive(Debug, Clone)]
-pub struct UsageReader(Source);
+pub struct UsageReader(pub(crate) UsageSource);
 
+/// Who counts what a command uses.
 #[derive(Debug, Clone)]
-enum Source {
+pub(crate) enum UsageSource {
     Group(GroupReader),
     /// The last check of the processes, where no group counts what they use.
     Watched(Arc<Mutex<CurrentUsage>>, TreeRoot),
 }
 
 impl UsageReader {
-    pub(crate) fn of_group(group: GroupReader) -> Self {
-        Self(Source::Group(group))
-    }
-
-    pub(crate) fn of_watcher(latest: Arc<Mutex<CurrentUsage>>, root: TreeRoot) -> Self {
-        Self(Source::Watched(latest, root))
-    }
-
-    /// What the command uses, without `codelia-init`.
+    /// Usage of the command, without `codelia-init`.
     ///
     /// # Errors
     /// The sandbox is gone, or the kernel's counts cannot be read.
     pub fn read(&self) -> Result<CurrentUsage, Error> {
         let usage = match &self.0 {
-            Source::Group(group) => group.read()?,
-            Source::Watched(latest, _) => *latest.lock().unwrap_or_else(PoisonError::into_inner),
+            UsageSource::Group(group) => group.read()?,
+            UsageSource::Watched(latest, _) => {
+                *latest.lock().unwrap_or_else(PoisonError::into_inner)
+            }
         };
         // codelia-init is one of them.
         Ok(CurrentUsage { tasks: usage.tasks.map(|tasks| tasks.saturating_sub(1)), ..usage })
@@ -54,9 +49,9 @@ impl UsageReader {
     /// The sandbox is gone, or its processes cannot be listed.
     pub fn pids(&self) -> Result<Vec<Pid>, Error> {
         match &self.0 {
-            Source::Group(group) => Ok(group.processes()?.unwrap_or_default()),
-            Source::Watched(_, TreeRoot::Parent(pid)) => Ok(process::descendants(*pid)?),
-            Source::Watched(_, TreeRoot::First(pid)) => {
+            UsageSource::Group(group) => Ok(group.processes()?.unwrap_or_default()),
+            UsageSource::Watched(_, TreeRoot::Parent(pid)) => Ok(process::descendants(*pid)?),
+            UsageSource::Watched(_, TreeRoot::First(pid)) => {
                 let mut pids = process::descendants(*pid)?;
                 pids.push(*pid);
                 Ok(pids)
@@ -70,7 +65,7 @@ impl UsageReader {
     /// # Errors
     /// The sandbox is gone, or its processes cannot be listed.
     pub fn processes(&self, max: usize) -> Result<Option<Vec<ListedProcess>>, Error> {
-        let Source::Group(group) = &self.0 else { return Ok(None) };
+        let UsageSource::Group(group) = &self.0 else { return Ok(None) };
         let Some(mut pids) = group.processes()? else { return Ok(None) };
         pids.truncate(max.saturating_add(1));
         let mut listed = process::list(&pids);

@@ -4,8 +4,8 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::{Result, bail};
 use codelia_backends::{
-    Backend, Capabilities, CgroupParent, ContainerOptions, Gap, Logical, LogicalOptions,
-    NativeOptions, ToolOptions, bwrap, container, native, nsjail,
+    Backend, Capabilities, CgroupParent, ContainerOptions, Gap, HostOptions, Logical,
+    LogicalOptions, NativeOptions, ToolOptions, bwrap, container, native, nsjail,
 };
 use codelia_types::Mode;
 use codelia_worker::UidRange;
@@ -29,24 +29,15 @@ pub(crate) fn create(config: &Config, uids: Option<UidRange>) -> Result<Vec<Arc<
     };
     let sandbox_uids = uids.map(|range| range.base..=range.base.saturating_add(range.count - 1));
     let sandbox = &config.sandbox;
-    let engine_sockets = vec![sandbox.container_socket.clone()];
     let cgroup_parent = cgroup_parent(config);
-    let watch_limits = config.watch_limits()?;
-    let native_options = NativeOptions {
+    let host = HostOptions {
         init: init.clone(),
         cgroup_parent: cgroup_parent.clone(),
-        engine_sockets: engine_sockets.clone(),
-        watch_limits,
-        max_zygotes: sandbox.native_zygotes,
+        engine_sockets: vec![sandbox.container_socket.clone()],
+        watch_limits: config.watch_limits()?,
     };
-    let bwrap_options = ToolOptions {
-        init: init.clone(),
-        program: sandbox.bwrap.clone(),
-        cgroup_parent: cgroup_parent.clone(),
-        sandbox_uids,
-        engine_sockets,
-        watch_limits,
-    };
+    let native_options = NativeOptions { host: host.clone(), max_zygotes: sandbox.native_zygotes };
+    let bwrap_options = ToolOptions { host, program: sandbox.bwrap.clone(), sandbox_uids };
     let nsjail_options = ToolOptions { program: sandbox.nsjail.clone(), ..bwrap_options.clone() };
     let mut backends: Vec<Arc<dyn Backend>> = vec![
         Arc::new(bwrap(bwrap_options)?),

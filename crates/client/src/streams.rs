@@ -129,10 +129,8 @@ fn write_all(mut to: &File, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
-    #![cfg(unix)]
-
     use std::{io::Read, os::fd::OwnedFd};
 
     use super::*;

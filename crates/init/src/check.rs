@@ -5,7 +5,6 @@ use std::{
     collections::{HashMap, HashSet},
     ffi::OsStr,
     fs,
-    os::unix::fs::MetadataExt,
     path::Path,
 };
 
@@ -20,7 +19,7 @@ use codelia_sys::{
 };
 
 use crate::{
-    failure::{at, at_io},
+    failure::{at, at_io, errno},
     view,
 };
 
@@ -162,9 +161,8 @@ fn check_mount(expected: &ExpectedMount, mount: &Mount) -> Result<(), Errno> {
 }
 
 fn identity_of(target: &Path) -> Result<FileIdentity, Errno> {
-    let metadata =
-        fs::metadata(target).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-    Ok(FileIdentity { device: metadata.dev(), inode: metadata.ino() })
+    let metadata = fs::metadata(target);
+    metadata.as_ref().map(FileIdentity::from).map_err(errno)
 }
 
 /// All five capability sets are empty, and `no_new_privs` is set.

@@ -32,19 +32,10 @@ pub(crate) fn start(state: &InitState<'_>) -> Result<CommandProcess, Failure> {
     // Our copy would keep us from seeing end of file.
     drop(theirs);
     let mut socket = Control::new(&ours);
-    match socket.receive_report()? {
+    match socket.receive_message()? {
         Some(Report::Ready) => {}
         Some(Report::Failed(failure)) => return Err(failure),
-        Some(
-            Report::Started
-            | Report::Egress
-            | Report::Terminal
-            | Report::Launched
-            | Report::Exited(_),
-        )
-        | None => {
-            return Err(Failure::new(Step::Fork, Errno::CHILD));
-        }
+        _ => return Err(Failure::new(Step::Fork, Errno::CHILD)),
     }
     if let Some(security) = &state.setup.security {
         check::command(&security.expected, pid)?;

@@ -5,12 +5,15 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-use codelia_init::{Decoder, Failure, Report, Request, Step, encode};
+use codelia_init::{Decoder, Failure, Step, encode};
 use codelia_sys::{Errno, fd};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Most messages fit. Each page of it costs a fault in every sandbox.
 const BUFFER_BYTES: usize = 4 * 1024;
+
+/// The peer did not send what comes next in the protocol.
+pub(crate) const UNEXPECTED: Failure = Failure::new(Step::Protocol, Errno::PROTO);
 
 /// A socket that carries messages and descriptors in both directions.
 #[derive(Debug)]
@@ -33,7 +36,8 @@ impl<S: AsFd> Control<S> {
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), Failure> {
         let frame = encode(message).map_err(|_| Failure::new(Step::Protocol, Errno::MSGSIZE))?;
-        let (mut rest, mut fds) = (frame.as_slice(), fds);
+        let mut rest = frame.as_slice();
+        let mut fds = fds;
         while !rest.is_empty() {
             match fd::send(&self.socket, rest, fds) {
                 Ok(sent) => (rest, fds) = (&rest[sent..], &[]),
@@ -42,16 +46,6 @@ impl<S: AsFd> Control<S> {
             }
         }
         Ok(())
-    }
-
-    /// Waits for the next request; `None` at end of file.
-    pub(crate) fn receive_request(&mut self) -> Result<Option<Request>, Failure> {
-        self.receive_message()
-    }
-
-    /// Waits for the next report of the command's process; `None` at end of file.
-    pub(crate) fn receive_report(&mut self) -> Result<Option<Report>, Failure> {
-        self.receive_message()
     }
 
     /// Waits for the next message; `None` at end of file.
@@ -66,6 +60,11 @@ impl<S: AsFd> Control<S> {
         }
     }
 
+    /// Waits for a message that must come.
+    pub(crate) fn expect_message<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
+        self.receive_message()?.ok_or(UNEXPECTED)
+    }
+
     /// Returns a message that has arrived completely, without reading the socket.
     pub(crate) fn next_buffered<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Failure> {
         self.decoder.next_message().map_err(|_| Failure::new(Step::Protocol, Errno::BADMSG))
@@ -73,7 +72,8 @@ impl<S: AsFd> Control<S> {
 
     /// Reads once from the socket. Returns false at end of file.
     pub(crate) fn fill(&mut self) -> Result<bool, Failure> {
-        let (mut bytes, mut descriptors) = ([0; BUFFER_BYTES], Vec::new());
+        let mut bytes = [0; BUFFER_BYTES];
+        let mut descriptors = Vec::new();
         let count = match fd::receive(&self.socket, &mut bytes, &mut descriptors) {
             Ok(count) => count,
             Err(Errno::CONNRESET) => 0,

@@ -12,5 +12,10 @@ pub(crate) fn at(step: Step) -> impl FnOnce(Errno) -> Failure {
 
 /// For `map_err`: adds the step to an I/O error.
 pub(crate) fn at_io(step: Step) -> impl FnOnce(io::Error) -> Failure {
-    move |error| Failure::new(step, Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    move |error| Failure::new(step, errno(&error))
+}
+
+/// The errno of an I/O error.
+pub(crate) fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }

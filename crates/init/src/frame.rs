@@ -13,7 +13,7 @@ pub enum FrameError {
     /// The frame is too long.
     #[error("frame of {bytes} bytes is too long (max {MAX_BODY_BYTES})")]
     TooLong {
-        /// Its length.
+        /// The length of the frame in bytes.
         bytes: usize,
     },
     /// The body is not the JSON of a message.

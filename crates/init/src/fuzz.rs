@@ -36,7 +36,8 @@ fn check<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) {
 
 /// The messages in bytes that arrive in pieces, and the error that ends them.
 fn read<T: DeserializeOwned>(bytes: &[u8], size: usize) -> (Vec<T>, Option<String>) {
-    let (mut decoder, mut messages) = (Decoder::default(), Vec::new());
+    let mut decoder = Decoder::default();
+    let mut messages = Vec::new();
     for piece in bytes.chunks(size) {
         decoder.push(piece);
         loop {

@@ -13,7 +13,10 @@ use codelia_sys::{
     pty::{Pty, WindowSize},
 };
 
-use crate::{control::Control, failure::at};
+use crate::{
+    control::{Control, UNEXPECTED},
+    failure::at,
+};
 
 /// The search path if the environment has no PATH.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
@@ -44,16 +47,14 @@ enum Directory {
 
 /// Waits for the command and opens its terminal. Fails at end of file, which ends the sandbox.
 pub(crate) fn receive(socket: &mut Control<&OwnedFd>) -> Result<Command, Failure> {
-    let Some(Request::Launch(launch)) = socket.receive_request()? else {
-        return Err(Failure::new(Step::Protocol, Errno::PROTO));
-    };
+    let Request::Launch(launch) = socket.expect_message()? else { return Err(UNEXPECTED) };
     let streams = match launch.terminal {
         Some(size) => Streams::Terminal(open_terminal(socket, size)?),
-        None => Streams::Received([
-            socket.take_descriptor()?,
-            socket.take_descriptor()?,
-            socket.take_descriptor()?,
-        ]),
+        None => {
+            let stdin = socket.take_descriptor()?;
+            let stdout = socket.take_descriptor()?;
+            Streams::Received([stdin, stdout, socket.take_descriptor()?])
+        }
     };
     let programs = programs(&launch)?;
     let directory = match launch.directory {
@@ -81,11 +82,11 @@ fn open_terminal(socket: &Control<&OwnedFd>, size: WindowSize) -> Result<OwnedFd
 /// Forwards the launch to the command's process and reports its result. Returns false if the
 /// backend ends the sandbox instead.
 pub(crate) fn relay(control: &mut Control<Stdin>, launch: &OwnedFd) -> Result<bool, Failure> {
-    let request = match control.receive_request()? {
+    let request = match control.receive_message()? {
         Some(request @ Request::Launch(_)) => request,
         Some(Request::Kill) | None => return Ok(false),
         Some(Request::Setup(_) | Request::Signal(_) | Request::KeepAlive(_)) => {
-            return Err(Failure::new(Step::Protocol, Errno::PROTO));
+            return Err(UNEXPECTED);
         }
     };
     let descriptors = control.take_descriptors();
@@ -93,10 +94,10 @@ pub(crate) fn relay(control: &mut Control<Stdin>, launch: &OwnedFd) -> Result<bo
     socket.send(&request, &descriptors.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
     // Only the command may hold its stdio, so that its end is seen.
     drop(descriptors);
-    match socket.receive_report()? {
+    match socket.receive_message()? {
         None => control.send(&Report::Launched, &[]).map(|()| true),
         Some(Report::Failed(failure)) => Err(failure),
-        Some(_) => Err(Failure::new(Step::Protocol, Errno::PROTO)),
+        Some(_) => Err(UNEXPECTED),
     }
 }
 

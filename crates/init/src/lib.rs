@@ -10,9 +10,9 @@ mod protocol;
 
 pub use frame::{Decoder, FrameError, encode};
 pub use protocol::{
-    Egress, Exit, ExitStatus, ExpectedEnvironment, ExpectedMount, ExpectedNamespace, Failure,
-    FileIdentity, HOST_PROC, Launch, LayoutEntry, Mask, NAMESPACES, OVERLAY_MOUNTS_DIR, Overlay,
-    OverlayKind, OverlayRequest, OwnMount, PrivatePath, Report, Request, RestrictRequest, Rlimit,
-    STAGING_DIR, SecuritySetup, Setup, StagedMount, StartRequest, Step, View, WorkspaceLayout,
-    ZYGOTE_FILES, Zygote, ZygoteMount, ZygoteRequest,
+    ChildrenUsage, Egress, Exit, ExitStatus, ExpectedEnvironment, ExpectedMount, ExpectedNamespace,
+    Failure, FileIdentity, HOST_PROC, Launch, LayoutEntry, Mask, NAMESPACES, OVERLAY_MOUNTS_DIR,
+    Overlay, OverlayKind, OverlayRequest, OwnMount, PrivatePath, Report, Request, RestrictRequest,
+    Rlimit, STAGING_DIR, SecuritySetup, Setup, StagedMount, StartRequest, Step, View,
+    WorkspaceLayout, ZYGOTE_FILES, Zygote, ZygoteMount, ZygoteRequest,
 };

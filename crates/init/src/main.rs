@@ -37,10 +37,9 @@ use control::Control;
 use setup::Inherited;
 
 fn main() -> ExitCode {
-    let is_first_argument =
-        |word: &str| std::env::args_os().nth(1).is_some_and(|first| first == word);
+    let argument = std::env::args_os().nth(1).unwrap_or_default();
     // The probe runs this as a command that does nothing and exists in every sandbox.
-    if is_first_argument("--version") {
+    if argument == "--version" {
         println!("codelia-init {}", env!("CARGO_PKG_VERSION"));
         return ExitCode::SUCCESS;
     }
@@ -50,16 +49,12 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let mut control = Control::new(stdin());
-    let result = if is_first_argument("--overlays") {
-        overlay::serve(&mut control)
-    } else if is_first_argument("--restrict-mounts") {
-        mount_flags::serve(&mut control)
-    } else if is_first_argument("--egress") {
-        network::serve(&mut control)
-    } else if is_first_argument("--zygote") {
-        zygote::serve(&mut control)
-    } else {
-        serve(&mut control, None)
+    let result = match argument.as_encoded_bytes() {
+        b"--overlays" => overlay::serve(&mut control),
+        b"--restrict-mounts" => mount_flags::serve(&mut control),
+        b"--egress" => network::serve(&mut control),
+        b"--zygote" => zygote::serve(&mut control),
+        _ => serve(&mut control, None),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -92,26 +87,17 @@ fn serve(control: &mut Control<Stdin>, inherited: Option<Inherited<'_>>) -> Resu
             return Ok(());
         }
     } else {
-        let descriptors: Vec<_> =
-            [Some(&launch), listener.as_ref()].into_iter().flatten().collect();
-        let descriptors: Vec<_> = descriptors.into_iter().map(AsFd::as_fd).collect();
+        let descriptors: Vec<_> = [&launch].into_iter().chain(&listener).map(AsFd::as_fd).collect();
         control.send(&Report::Ready, &descriptors)?;
     }
     // Only the backend may hold these, so that end of file means that it is gone.
     drop((launch, listener));
-    match process_tree::supervise(control, &state.events, pid)? {
-        Some(exit) => {
-            let exit = Exit { unreachable_attempts: state.no_routes.count(), ..exit };
-            control.send(&Report::Exited(exit), &[])?;
-            wait_for_close(control, state.setup.stay_after_exit)
-        }
-        None => Ok(()),
+    if let Some(exit) = process_tree::supervise(control, &state.events, pid)? {
+        let exit = Exit { unreachable_attempts: state.no_routes.count(), ..exit };
+        control.send(&Report::Exited(exit), &[])?;
+        // The cgroups of a container are removed when init exits, with their counters. So init
+        // waits until its backend has read them and closes the socket.
+        while state.setup.stay_after_exit && control.fill()? {}
     }
-}
-
-/// The cgroups of a container are removed when init exits, with their counters. So init waits until
-/// its backend has read them and closes the socket.
-fn wait_for_close(control: &mut Control<Stdin>, stay_after_exit: bool) -> Result<(), Failure> {
-    while stay_after_exit && control.fill()? {}
     Ok(())
 }

@@ -10,9 +10,7 @@ use crate::{control::Control, failure::at, layout};
 
 /// Serves one request.
 pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
-    let Some(request) = control.receive_message::<RestrictRequest>()? else {
-        return Err(Failure::new(Step::Protocol, Errno::PROTO));
-    };
+    let request: RestrictRequest = control.expect_message()?;
     restrict(control, &request).map_err(at(Step::RestrictMounts))?;
     control.send(&Report::Ready, &[])
 }

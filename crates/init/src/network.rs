@@ -43,9 +43,7 @@ fn check(expected: &ExpectedEnvironment) -> Result<(), Errno> {
 
 /// Serves one request.
 pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
-    let Some(egress) = control.receive_message::<Egress>()? else {
-        return Err(Failure::new(Step::Protocol, Errno::PROTO));
-    };
+    let egress: Egress = control.expect_message()?;
     // Without a namespace this would be the network of the host.
     let namespace = control.take_descriptor()?;
     let own = proc_self::namespace_id("net").map_err(at(Step::EnterNetwork))?;

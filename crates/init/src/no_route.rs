@@ -64,7 +64,8 @@ fn read<'a>(file: &File, buffer: &'a mut [u8]) -> Option<&'a str> {
 fn find_in_table(text: &str) -> Option<u64> {
     let mut rows =
         text.lines().filter_map(|line| line.strip_prefix(TABLE)).map(str::split_whitespace);
-    let (names, values) = (rows.next()?, rows.next()?);
+    let names = rows.next()?;
+    let values = rows.next()?;
     names.zip(values).find(|(name, _)| *name == COLUMN)?.1.parse().ok()
 }
 

@@ -28,9 +28,7 @@ use crate::{
 /// Serves one request.
 pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     let process = SingleThread::claim().map_err(at(Step::ClaimSingleThread))?;
-    let Some(request) = control.receive_message::<OverlayRequest>()? else {
-        return Err(Failure::new(Step::Protocol, Errno::PROTO));
-    };
+    let request: OverlayRequest = control.expect_message()?;
     let namespaces = enter_namespaces(control.take_descriptors(), &request.directory)?;
     request.overlays.iter().try_for_each(|overlay| mount(&process, &request, overlay))?;
     let namespaces: Vec<_> = namespaces.iter().map(AsFd::as_fd).collect();
@@ -76,24 +74,29 @@ fn mount(process: &SingleThread, request: &OverlayRequest, one: &Overlay) -> Res
         OverlayKind::Host | OverlayKind::Transaction => 0,
     };
     let layer = request.directory.join(&one.name);
-    let (upper, work) = (layer.join("upper"), layer.join("work"));
+    let upper = layer.join("upper");
+    let work = layer.join("work");
     make_directory(&layer, 0o700).map_err(at_io(Step::OverlayLayers))?;
     make_directory(&work, 0o700).map_err(at_io(Step::OverlayLayers))?;
-    if one.kind == OverlayKind::Transaction {
+    let is_transaction = one.kind == OverlayKind::Transaction;
+    if is_transaction {
         make_copy_of_directory(&upper, &one.source).map_err(at_io(Step::OverlayLayers))?;
-        let open = |path: &Path| open_directory(path).map_err(at(Step::OverlayMount));
-        let (source, upper, work) = (open(&one.source)?, open(&upper)?, open(&work)?);
-        return overlay::mount_volatile_overlay(&source, &upper, &work, &target)
+    } else {
+        make_session_directory(&upper, 0o755, request).map_err(at_io(Step::OverlayLayers))?;
+    }
+    let open = |path: &Path| open_directory(path).map_err(at(Step::OverlayMount));
+    let source = open(&one.source)?;
+    let upper = open(&upper)?;
+    let work = open(&work)?;
+    if is_transaction {
+        return overlay::mount_overlay(&[&source], &upper, &work, &target, true)
             .map_err(at(Step::OverlayMount));
     }
-    make_session_directory(&upper, 0o755, request).map_err(at_io(Step::OverlayLayers))?;
     let hidden = mounts.join(format!("hidden {}", one.name));
     make_hidden_layer(&hidden, request, one).map_err(at_io(Step::OverlayHide))?;
-    let open = |path: &Path| open_directory(path).map_err(at(Step::OverlayMount));
-    let (source, hidden, upper, work) =
-        (open(&one.source)?, open(&hidden)?, open(&upper)?, open(&work)?);
+    let hidden = open(&hidden)?;
     if process::own_uid() != 0 {
-        return overlay::mount_overlay(&source, &hidden, &upper, &work, &target)
+        return overlay::mount_overlay(&[&hidden, &source], &upper, &work, &target, false)
             .map_err(at(Step::OverlayMount));
     }
     // As root: below the overlay, files of the owner must belong to the session's user.
@@ -102,7 +105,7 @@ fn mount(process: &SingleThread, request: &OverlayRequest, one: &Overlay) -> Res
     let lower =
         overlay::mount_idmapped(process, &source, &idmapped, owner, (request.uid, request.gid))
             .map_err(at(Step::OverlayIdmap))?;
-    let mounted = overlay::mount_overlay(&lower, &hidden, &upper, &work, &target);
+    let mounted = overlay::mount_overlay(&[&hidden, &lower], &upper, &work, &target, false);
     overlay::detach(&idmapped).map_err(at(Step::OverlayIdmap))?;
     mounted.map_err(at(Step::OverlayMount))
 }

@@ -7,12 +7,15 @@ use std::{
 
 use codelia_init::{Exit, ExitStatus, Failure, Request, Step};
 use codelia_sys::{
-    Errno, Pid,
+    Errno, Pid, fd,
     process::{self, Reaped},
-    signal::{self, ChildEvents},
+    signal::ChildEvents,
 };
 
-use crate::{control::Control, failure::at};
+use crate::{
+    control::{Control, UNEXPECTED},
+    failure::at,
+};
 
 /// Supervises the command's process until no process is left. Returns `None` if the backend is gone
 /// and cannot receive a report.
@@ -36,8 +39,7 @@ fn watch(
 ) -> Result<Option<Exit>, Failure> {
     let mut deadline = None;
     loop {
-        let (has_request, child_ended) =
-            signal::wait_readable(&*control, events, deadline).map_err(at(Step::Supervise))?;
+        let [has_request, child_ended] = wait(&*control, events, deadline)?;
         if !has_request && !child_ended {
             // The deadline passed: the backend hangs, and another worker may have the session now.
             return Err(Failure::new(Step::KeepAlive, Errno::TIMEDOUT));
@@ -61,7 +63,18 @@ fn watch(
     }
 }
 
-/// What to do after handling requests.
+/// Waits until there is something to do. Returns whether it is a message, and whether it is the end
+/// of a child: neither if the deadline passes first.
+pub(crate) fn wait(
+    control: &Control<Stdin>,
+    events: &ChildEvents,
+    deadline: Option<Instant>,
+) -> Result<[bool; 2], Failure> {
+    let ready = fd::wait_readable(control, events, deadline).map_err(at(Step::Supervise))?;
+    Ok(ready.map(|ready| ready != fd::Readiness::Pending))
+}
+
+/// How to continue after handling requests.
 enum Next {
     /// Continue, with a new deadline if there is one.
     Continue(Option<Duration>),
@@ -83,9 +96,7 @@ fn handle_requests(control: &mut Control<Stdin>, main: Pid) -> Result<Next, Fail
             Request::Signal(number) => drop(process::signal_process_group(main, number)),
             Request::KeepAlive(time) => keep_alive = Some(time),
             Request::Kill => return Ok(Next::Kill),
-            Request::Setup(_) | Request::Launch(_) => {
-                return Err(Failure::new(Step::Protocol, Errno::PROTO));
-            }
+            Request::Setup(_) | Request::Launch(_) => return Err(UNEXPECTED),
         }
     }
     Ok(Next::Continue(keep_alive))
@@ -138,12 +149,5 @@ fn kill_descendants() -> Result<(), Failure> {
 
 fn exit(status: ExitStatus) -> Result<Exit, Failure> {
     let usage = process::children_usage().map_err(at(Step::Supervise))?;
-    Ok(Exit {
-        status,
-        cpu_time: usage.cpu_time,
-        peak_memory_bytes: usage.peak_memory_bytes,
-        read_bytes: usage.read_bytes,
-        written_bytes: usage.written_bytes,
-        unreachable_attempts: 0,
-    })
+    Ok(Exit { status, usage, unreachable_attempts: 0 })
 }

@@ -11,7 +11,7 @@ use codelia_sys::{
 
 use crate::{
     check,
-    control::Control,
+    control::{Control, UNEXPECTED},
     failure::at,
     network,
     no_route::NoRouteCounters,
@@ -19,7 +19,7 @@ use crate::{
     view::{self, Made},
 };
 
-/// What later steps need.
+/// The state that later steps need.
 #[derive(Debug)]
 pub(crate) struct InitState<'a> {
     pub(crate) process: SingleThread,
@@ -28,7 +28,7 @@ pub(crate) struct InitState<'a> {
     pub(crate) no_routes: NoRouteCounters,
 }
 
-/// What a sandbox has of its zygote.
+/// Things that a sandbox has of its zygote.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Inherited<'a> {
     pub(crate) setup: &'a Setup,
@@ -104,9 +104,7 @@ fn watch_children() -> Result<ChildEvents, Errno> {
 /// Receives the setup and joins the cgroups. Not earlier, so that the steps before do not count
 /// against the command.
 fn receive_setup(control: &mut Control<Stdin>) -> Result<Setup, Failure> {
-    let Some(Request::Setup(setup)) = control.receive_request()? else {
-        return Err(Failure::new(Step::Protocol, Errno::PROTO));
-    };
+    let Request::Setup(setup) = control.expect_message()? else { return Err(UNEXPECTED) };
     join_cgroups(control.take_first_descriptors(setup.cgroup_fds)?)?;
     Ok(*setup)
 }

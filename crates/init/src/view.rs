@@ -6,7 +6,7 @@ use std::{
     io::{self, Read},
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+        unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
     },
     path::{Path, PathBuf},
 };
@@ -65,7 +65,7 @@ pub(crate) fn create(view: &View, expected: &ExpectedEnvironment) -> Result<Made
     }
     let settings = Path::new(SETTINGS);
     make_read_only(settings).map_err(at(Step::MaskPaths))?;
-    mounts.push((settings.to_owned(), read_only("proc")));
+    mounts.push((settings.to_owned(), ExpectedMount::read_only(Some("proc"))));
     let boot_id = Mask { path: BOOT_ID.into(), is_directory: false };
     let shown_in_proc = expected.shown_in_proc.as_deref().unwrap_or_default();
     let hidden = hidden_in_proc(shown_in_proc).map_err(at_io(Step::MaskPaths))?;
@@ -73,7 +73,7 @@ pub(crate) fn create(view: &View, expected: &ExpectedEnvironment) -> Result<Made
     view.masked.iter().try_for_each(create_directory).map_err(at_io(Step::MaskPaths))?;
     for mask in masked {
         files.mask(mask).map_err(at(Step::MaskPaths))?;
-        mounts.push((mask.path.clone(), read_only("tmpfs")));
+        mounts.push((mask.path.clone(), ExpectedMount::read_only(Some("tmpfs"))));
     }
     Ok(mounts)
 }
@@ -92,12 +92,6 @@ fn change_tool_mounts(
     }
     files.make_read_only().map_err(at(Step::MaskPaths))?;
     Ok(files)
-}
-
-/// A read-only mount that must exist.
-fn read_only(file_system: &str) -> ExpectedMount {
-    let file_system = Some(file_system.to_owned());
-    ExpectedMount { writable: Some(false), file_system, ..ExpectedMount::default() }
 }
 
 /// Makes the host's mounts read-only that came with a read-only one: not every tool does.
@@ -156,7 +150,7 @@ impl Files {
         Ok(files)
     }
 
-    /// Those of a zygote, which all its sandboxes share: nothing of them can be opened.
+    /// The files of a zygote, which all its sandboxes share: nothing of them can be opened.
     fn of_zygote() -> Result<Self, Errno> {
         Ok(Self { tmpfs: open_directory(Path::new(ZYGOTE_FILES))? })
     }
@@ -182,7 +176,7 @@ impl Files {
         made: &mut Made,
     ) -> io::Result<()> {
         let metadata = fs::metadata(&private.path)?;
-        if (FileIdentity { device: metadata.dev(), inode: metadata.ino() }) != private.identity {
+        if FileIdentity::from(&metadata) != private.identity {
             return Err(Errno::XDEV.into());
         }
         let is_unknown = |mount: &Mount| {
@@ -212,7 +206,7 @@ impl Files {
             (self.copy(path)?, "tmpfs")
         };
         mount::attach(&tree, path)?;
-        made.push((path.to_owned(), read_only(file_system)));
+        made.push((path.to_owned(), ExpectedMount::read_only(Some(file_system))));
         Ok(())
     }
 

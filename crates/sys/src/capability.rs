@@ -42,7 +42,7 @@ pub fn drop_bounding_set() -> Result<(), Errno> {
             Ok(()) => {}
             // Past the last capability that the kernel knows.
             Err(Errno::INVAL) => break,
-            // It may not remove any, which is fine if there is none.
+            // This thread may not remove any, which is fine if there is none.
             Err(errno) => match thread::capability_is_in_bounding_set(capability) {
                 Ok(false) => {}
                 Err(Errno::INVAL) => break,

@@ -24,7 +24,7 @@ pub struct Program {
     /// Whether it can be loaded at any address: a loader, a library or a position-independent
     /// program.
     pub is_relocatable: bool,
-    /// Its loader (ELF interpreter), which the kernel executes with it. `None` for a static program
+    /// The loader (ELF interpreter) that the kernel executes with it. `None` for a static program
     /// and for a loader.
     pub interpreter: Option<PathBuf>,
 }
@@ -36,7 +36,8 @@ pub fn read(file: &File) -> Option<Program> {
     if header[..6] != *b"\x7fELF\x02\x01" {
         return None;
     }
-    let (table_offset, entries) = (number(&header[32..40]), number(&header[56..58]));
+    let table_offset = number(&header[32..40]);
+    let entries = number(&header[56..58]);
     let interpreter = (0..entries.min(MAX_ENTRIES)).find_map(|index| {
         let entry: [u8; ENTRY_BYTES] =
             read_at(file, table_offset.checked_add(index * ENTRY_BYTES as u64)?)?;
@@ -46,7 +47,8 @@ pub fn read(file: &File) -> Option<Program> {
 }
 
 fn path(file: &File, entry: &[u8]) -> Option<PathBuf> {
-    let (offset, length) = (number(&entry[8..16]), number(&entry[32..40]));
+    let offset = number(&entry[8..16]);
+    let length = number(&entry[32..40]);
     let mut text = vec![0; usize::try_from(length.min(MAX_PATH_BYTES)).ok()?];
     file.read_exact_at(&mut text, offset).ok()?;
     let end = text.iter().position(|&byte| byte == 0)?;

@@ -5,6 +5,7 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
+    time::Instant,
 };
 
 use nix::libc;
@@ -202,14 +203,26 @@ pub fn poll_readable(fd: impl AsFd) -> Result<Readiness, Errno> {
     Ok(readiness(fds[0].revents()))
 }
 
-/// Waits until one of two descriptors can be read.
+/// Waits until one of two descriptors can be read or is closed. Both are pending if the deadline
+/// passes first.
 ///
 /// # Errors
 /// As `poll(2)`.
-pub fn wait_readable(first: impl AsFd, second: impl AsFd) -> Result<[Readiness; 2], Errno> {
+pub fn wait_readable(
+    first: impl AsFd,
+    second: impl AsFd,
+    deadline: Option<Instant>,
+) -> Result<[Readiness; 2], Errno> {
     let mut fds = [PollFd::new(&first, PollFlags::IN), PollFd::new(&second, PollFlags::IN)];
-    rustix::event::poll(&mut fds, None)?;
-    Ok([0, 1].map(|index| readiness(fds[index].revents())))
+    loop {
+        let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let timeout = timeout.map(Timespec::try_from).transpose().map_err(|_| Errno::INVAL)?;
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+            Ok(_) => return Ok([0, 1].map(|index| readiness(fds[index].revents()))),
+        }
+    }
 }
 
 fn readiness(events: PollFlags) -> Readiness {

@@ -18,11 +18,11 @@ use crate::{
 struct RestoreIdentity {
     uid: Uid,
     gid: Gid,
-    /// What was dropped, unless these were the ids of the process already.
+    /// The privileges that were dropped, unless these were the ids of the process already.
     dropped: Option<Dropped>,
 }
 
-/// What a thread has in addition to its ids.
+/// Privileges that a thread has in addition to its ids.
 struct Dropped {
     groups: Vec<Gid>,
     capabilities: CapabilitySets,
@@ -54,7 +54,8 @@ impl Drop for RestoreIdentity {
 /// `EPERM` if the process may not change its ids; `work` did not run then.
 pub fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> Result<T, Errno> {
     let is_own = (uid, gid) == (process::own_uid(), process::own_gid());
-    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    let uid = Uid::from_raw(uid);
+    let gid = Gid::from_raw(gid);
     let dropped = if is_own { None } else { Some(drop_groups()?) };
     // The group first: without its user id the thread may lose the privilege to change it.
     let previous_gid = setfsgid(gid);

@@ -5,7 +5,7 @@
 //! (shared libraries) or reads one (a script passed to an interpreter), nor for files without a
 //! name.
 //!
-//! It checks the right to read when a file is opened to read or execute it. A descriptor that
+//! The right to read is checked when a file is opened to read or execute it. A descriptor that
 //! another process opened and passed in reads without that right.
 
 use std::{

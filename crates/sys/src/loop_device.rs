@@ -107,7 +107,7 @@ impl LoopDevice {
     ///
     /// # Errors
     /// The list of devices or the file cannot be read.
-    pub fn of(image: &File) -> Result<Option<Self>, Error> {
+    pub fn attached_to(image: &File) -> Result<Option<Self>, Error> {
         let list = Path::new("/sys/block");
         let stat =
             rustix::fs::fstat(image).map_err(|errno| Error::new("stat image in", list, errno))?;
@@ -197,13 +197,13 @@ mod tests {
         let Some(image) = image(dir.path()) else { return };
         let target = dir.path().join("target");
         fs::create_dir(&target).unwrap();
-        let found = LoopDevice::of(&image).unwrap();
+        let found = LoopDevice::attached_to(&image).unwrap();
         assert!(found.is_none(), "{found:?} of {:?}", image.metadata());
         let device = LoopDevice::attach(&image, Path::new("codelia test")).unwrap();
         device.mount_ext4(&target).unwrap();
         drop(device);
         fs::write(target.join("file"), "kept").unwrap();
-        let again = LoopDevice::of(&image).unwrap().expect("the mount keeps it");
+        let again = LoopDevice::attached_to(&image).unwrap().expect("the mount keeps it");
         let second = dir.path().join("second");
         fs::create_dir(&second).unwrap();
         again.mount_ext4(&second).unwrap();
@@ -217,6 +217,6 @@ mod tests {
             unmount(path).unwrap();
         }
         assert_eq!(unmount(&target).unwrap_err().errno, Errno::INVAL);
-        assert!(LoopDevice::of(&image).unwrap().is_none());
+        assert!(LoopDevice::attached_to(&image).unwrap().is_none());
     }
 }

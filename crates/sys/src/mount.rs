@@ -49,7 +49,8 @@ pub fn unshare_cgroups() -> Result<(), Errno> {
 pub fn unshare_for_zygote() -> Result<(), Errno> {
     let namespaces = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS;
     unshare(namespaces).map_err(from_nix)?;
-    let (none, flags) = (None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE);
+    let none = None::<&str>;
+    let flags = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     nix::mount::mount(none, "/", none, flags, none).map_err(from_nix)
 }
 
@@ -191,8 +192,8 @@ pub fn restrict_tree(tree: &OwnedFd, writable: bool) -> Result<(), Errno> {
     set_attributes_at(tree, Path::new(""), flags, &added(RESTRICTED | read_only))
 }
 
-/// Takes set-user-ID bits and devices from a mount alone. With a user namespace, its files belong to
-/// the users that the namespace maps them to.
+/// Takes set-user-ID bits and devices from a mount alone. With a user namespace, its files belong
+/// to the users that the namespace maps them to.
 pub(crate) fn restrict_mount(
     tree: &OwnedFd,
     user_namespace: Option<&OwnedFd>,

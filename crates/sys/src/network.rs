@@ -162,7 +162,9 @@ fn change(kind: u16, flags: u16, body: &[u8]) -> Result<(), Errno> {
     let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, cloexec, None)?;
     let length = u32::try_from(HEADER + body.len()).map_err(|_| Errno::MSGSIZE)?;
     let flags = flags | NLM_F_REQUEST | NLM_F_ACK;
-    let (length, kind, flags) = (length.to_ne_bytes(), kind.to_ne_bytes(), flags.to_ne_bytes());
+    let length = length.to_ne_bytes();
+    let kind = kind.to_ne_bytes();
+    let flags = flags.to_ne_bytes();
     // The sequence number and the sender may be zero: there is one message.
     let message = [&length[..], &kind, &flags, &[0; 8], body].concat();
     rustix::net::send(&socket, &message, SendFlags::empty())?;

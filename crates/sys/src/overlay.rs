@@ -28,7 +28,8 @@ use crate::{
 /// # Errors
 /// As `unshare(2)` and `mount(2)`.
 pub fn unshare_mounts() -> Result<(), Errno> {
-    let (uid, gid) = (process::own_uid(), process::own_gid());
+    let uid = process::own_uid();
+    let gid = process::own_gid();
     if uid == 0 {
         unshare(CloneFlags::CLONE_NEWNS).map_err(from_nix)?;
     } else {
@@ -173,46 +174,26 @@ fn map_user_namespace(
     rustix::fs::open(namespace, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Mounts an overlay. `hidden` is a read-only layer of whiteouts above `lower`.
+/// Mounts an overlay of these layers, the upper ones first. With `is_volatile` its changes are not
+/// written to the disk by a sync of it or by its end.
 ///
 /// # Errors
 /// As `mount(2)`.
 pub fn mount_overlay(
-    lower: &OwnedFd,
-    hidden: &OwnedFd,
+    lower: &[&OwnedFd],
     upper: &OwnedFd,
     work: &OwnedFd,
     target: &Path,
+    is_volatile: bool,
 ) -> Result<(), Errno> {
-    let layers = format!("{}:{}", proc_fd_path(hidden), proc_fd_path(lower));
-    mount_layers(&layers, upper, work, target, "")
-}
-
-/// Mounts an overlay whose changes are not written to the disk by a sync of it or by its end.
-///
-/// # Errors
-/// As `mount(2)`.
-pub fn mount_volatile_overlay(
-    lower: &OwnedFd,
-    upper: &OwnedFd,
-    work: &OwnedFd,
-    target: &Path,
-) -> Result<(), Errno> {
-    mount_layers(&proc_fd_path(lower), upper, work, target, ",volatile")
-}
-
-fn mount_layers(
-    lower: &str,
-    upper: &OwnedFd,
-    work: &OwnedFd,
-    target: &Path,
-    more: &str,
-) -> Result<(), Errno> {
+    let lower = lower.iter().map(proc_fd_path).collect::<Vec<_>>().join(":");
+    let more = if is_volatile { ",volatile" } else { "" };
     let by_user = match process::own_uid() {
         0 => "index=off,redirect_dir=nofollow,metacopy=off",
         _ => "userxattr",
     };
-    let (upper, work) = (proc_fd_path(upper), proc_fd_path(work));
+    let upper = proc_fd_path(upper);
+    let work = proc_fd_path(work);
     let options = format!("lowerdir={lower},upperdir={upper},workdir={work}{more},{by_user}");
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     mount_at(Some("codelia"), target, Some("overlay"), flags, Some(options.as_str()))
@@ -232,6 +213,7 @@ pub fn detach(target: &Path) -> Result<(), Errno> {
 /// # Errors
 /// As `stat(2)`.
 pub fn is_mounted(path: &Path) -> Result<bool, Errno> {
-    let (own, parent) = (rustix::fs::stat(path)?, rustix::fs::stat(path.join(".."))?);
+    let own = rustix::fs::stat(path)?;
+    let parent = rustix::fs::stat(path.join(".."))?;
     Ok(own.st_dev != parent.st_dev)
 }

@@ -16,7 +16,7 @@ pub struct ProcessId {
 }
 
 static CURRENT: LazyLock<Option<ProcessId>> =
-    LazyLock::new(|| ProcessId::of(rustix::process::getpid()));
+    LazyLock::new(|| ProcessId::from_pid(rustix::process::getpid()));
 
 impl ProcessId {
     /// The identity of this process.
@@ -30,7 +30,7 @@ impl ProcessId {
 
     /// The identity of the process that has this pid now; `None` if there is none.
     #[must_use]
-    pub fn of(pid: Pid) -> Option<Self> {
+    pub fn from_pid(pid: Pid) -> Option<Self> {
         let pid = pid.as_raw_nonzero().get().unsigned_abs();
         Some(Self { pid, start_ticks: start_ticks(pid)? })
     }

@@ -52,7 +52,7 @@ pub struct Notification {
     pub pid: u32,
     /// The system call number.
     pub nr: i32,
-    /// Its arguments.
+    /// The arguments of the call.
     pub args: [u64; 6],
 }
 
@@ -137,7 +137,7 @@ pub fn respond_with(
         newfd: 0,
         newfd_flags: if close_on_exec { libc::O_CLOEXEC as u32 } else { 0 },
     };
-    // It returns the number of the new descriptor.
+    // The call returns the number of the new descriptor.
     match ioctl(&listener, libc::SECCOMP_IOCTL_NOTIF_ADDFD, &raw mut message) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {

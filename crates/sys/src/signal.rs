@@ -1,9 +1,6 @@
 //! Signals: dispositions, the signal mask, and a descriptor for the exit of children.
 
-use std::{
-    os::fd::{AsFd, BorrowedFd},
-    time::Instant,
-};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::{
     libc,
@@ -12,10 +9,7 @@ use nix::{
         signalfd::{SfdFlags, SignalFd},
     },
 };
-use rustix::{
-    event::{PollFd, PollFlags, Timespec},
-    io::Errno,
-};
+use rustix::io::Errno;
 
 use crate::call::from_nix;
 
@@ -89,27 +83,5 @@ impl ChildEvents {
 impl AsFd for ChildEvents {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
-    }
-}
-
-/// Waits until one of two descriptors is readable or closed, and returns which. Both are false if
-/// the deadline passes first.
-///
-/// # Errors
-/// As `poll(2)`.
-pub fn wait_readable(
-    first: impl AsFd,
-    second: impl AsFd,
-    deadline: Option<Instant>,
-) -> Result<(bool, bool), Errno> {
-    let mut fds = [PollFd::new(&first, PollFlags::IN), PollFd::new(&second, PollFlags::IN)];
-    loop {
-        let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let timeout = timeout.map(Timespec::try_from).transpose().map_err(|_| Errno::INVAL)?;
-        match rustix::event::poll(&mut fds, timeout.as_ref()) {
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-            Ok(_) => return Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty())),
-        }
     }
 }

@@ -256,7 +256,8 @@ struct SignalsBlocked {
 
 impl SignalsBlocked {
     fn block_all() -> Self {
-        let (mut all, mut previous) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        let mut all = MaybeUninit::uninit();
+        let mut previous = MaybeUninit::uninit();
         // SAFETY: both sets are ours; one is filled before it is read, the call fills the other.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
@@ -284,7 +285,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// Its pid, not reused until it is reaped.
+    /// The pid of the process, not reused until it is reaped.
     #[must_use]
     pub fn pid(&self) -> Pid {
         self.pid
@@ -309,7 +310,7 @@ impl Child {
     /// Kills it, waits for its end and reaps it.
     ///
     /// # Errors
-    /// It was reaped before.
+    /// The process was reaped before.
     pub fn kill_and_wait(&self) -> Result<(), Errno> {
         self.kill()?;
         self.wait(WaitIdOptions::empty()).map(drop)

@@ -9,7 +9,8 @@ use std::{
 };
 
 use codelia_backends::{
-    Backend, CgroupParent, NativeOptions, Stdio, ToolOptions, bwrap, find_init, native, nsjail,
+    Backend, CgroupParent, HostOptions, NativeOptions, Stdio, ToolOptions, bwrap, find_init,
+    native, nsjail,
 };
 use codelia_policy::{HostInfo, Ids, Limits, LimitsRequest, Plan, PlanTarget, Policy, RunSpec};
 use codelia_types::{CommandSpec, Mode, NetworkMode, RunId, SessionId};
@@ -86,13 +87,7 @@ pub(crate) fn nsjail_program() -> PathBuf {
 
 /// The backends that make namespaces: bwrap, nsjail, native.
 pub(crate) fn namespace_backends() -> [Arc<dyn Backend>; 3] {
-    let options = NativeOptions {
-        init: find_init().unwrap(),
-        cgroup_parent: CgroupParent::default(),
-        engine_sockets: Vec::new(),
-        watch_limits: false,
-        max_zygotes: 8,
-    };
+    let options = NativeOptions { host: host_options(), max_zygotes: 8 };
     [
         Arc::new(bwrap(tool_options("bwrap".into())).unwrap()),
         Arc::new(nsjail(tool_options(nsjail_program())).unwrap()),
@@ -101,11 +96,13 @@ pub(crate) fn namespace_backends() -> [Arc<dyn Backend>; 3] {
 }
 
 fn tool_options(program: PathBuf) -> ToolOptions {
-    ToolOptions {
+    ToolOptions { host: host_options(), program, sandbox_uids: None }
+}
+
+fn host_options() -> HostOptions {
+    HostOptions {
         init: find_init().unwrap(),
-        program,
         cgroup_parent: CgroupParent::default(),
-        sandbox_uids: None,
         engine_sockets: Vec::new(),
         watch_limits: false,
     }

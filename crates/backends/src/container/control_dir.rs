@@ -41,7 +41,7 @@ impl ControlDir {
         DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
         let name = RunId::generate().to_string();
         let link = parent.join(format!("{owner}-{}", plan.sandbox));
-        // The link first: the sweep finds the directory by it.
+        // The link first: the upkeep finds the directory by it.
         symlink(&name, &link)?;
         // From here on, an error drops the value, which removes both.
         let mut control_dir = Self { link, directory: parent.join(name), listener: None, files: 0 };
@@ -62,8 +62,7 @@ impl ControlDir {
 
     /// Creates a file in it and returns its path.
     pub(super) fn add_file(&mut self, text: &str, mode: u32) -> Result<PathBuf, Error> {
-        self.files += 1;
-        let path = self.directory.join(format!("file-{}", self.files));
+        let path = self.new_path();
         let mut file = File::options().write(true).create_new(true).mode(mode).open(&path)?;
         file.write_all(text.as_bytes())?;
         // The mode above was subject to the umask.
@@ -73,11 +72,15 @@ impl ControlDir {
 
     /// Copies a program into it and returns the path: commands could watch and lock a shared one.
     pub(super) fn add_program(&mut self, program: &Path) -> Result<PathBuf, Error> {
-        self.files += 1;
-        let path = self.directory.join(format!("file-{}", self.files));
+        let path = self.new_path();
         fs::copy(program, &path)?;
         fs::set_permissions(&path, Permissions::from_mode(0o555))?;
         Ok(path)
+    }
+
+    fn new_path(&mut self) -> PathBuf {
+        self.files += 1;
+        self.directory.join(format!("file-{}", self.files))
     }
 
     /// Accepts the only connection and removes the socket. Also returns the peer's process.

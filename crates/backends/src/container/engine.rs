@@ -44,7 +44,7 @@ impl EngineKind {
     }
 }
 
-/// What a list says about a container. Not its state: Podman has states that the client does not
+/// An entry in a list of containers. Without the state: Podman has states that the client does not
 /// know, such as `stopped`.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -109,19 +109,16 @@ impl Engine {
         let mut check = |controller: &str, supported: Option<bool>| {
             let supported = supported.unwrap_or(false);
             if !supported {
-                gaps.push(Gap {
-                    missing: format!(
-                        "limits of the {controller} controller: the engine cannot set them"
-                    ),
-                    remedy:
-                        "run the engine on a host with the cpu, cpuset, memory and pids controllers"
-                            .to_owned(),
-                });
+                gaps.push(Gap::new(
+                    format!("limits of the {controller} controller: the engine cannot set them"),
+                    "run the engine on a host with the cpu, cpuset, memory and pids controllers",
+                ));
             }
             supported
         };
         let cpus = check("cpuset", info.cpu_set);
-        let (memory, pids) = (check("memory", info.memory_limit), check("pids", info.pids_limit));
+        let memory = check("memory", info.memory_limit);
+        let pids = check("pids", info.pids_limit);
         let cpu = check("cpu", info.cpu_cfs_quota);
         Ok(Enforceable { memory, pids, cpu, cpus, ..Enforceable::default() })
     }

@@ -44,9 +44,8 @@ pub(super) fn adapt(
     }
     // All of it is masked.
     expected.covered = Some("/sys".into());
-    let read_only = ExpectedMount { writable: Some(false), ..ExpectedMount::default() };
-    expected.mounts.insert("/".into(), read_only.clone());
-    expected.mounts.insert(SETTINGS.into(), read_only);
+    expected.mounts.insert("/".into(), ExpectedMount::read_only(None));
+    expected.mounts.insert(SETTINGS.into(), ExpectedMount::read_only(None));
     for mount in &plan.mounts {
         // The mask replaces what the plan has there.
         if let Mount::Hidden { target, .. } = mount {

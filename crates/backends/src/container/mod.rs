@@ -8,10 +8,10 @@ mod engine;
 mod expected;
 mod mounts;
 mod options;
+mod orphans;
 mod process;
 mod restrict;
 mod spec;
-mod sweep;
 
 use std::path::Path;
 
@@ -48,7 +48,7 @@ pub fn container(options: ContainerOptions) -> Result<impl Backend + 'static, Er
 #[derive(Debug)]
 struct Container {
     engine: Engine,
-    /// This process. Its containers are removed by the sweep of the next worker once it is gone.
+    /// This process. Its containers are removed by the upkeep of the next worker once it is gone.
     owner: ProcessId,
     options: ContainerOptions,
 }
@@ -57,7 +57,7 @@ impl Container {
     async fn create(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {
         let plan = &*alias::hide(plan, &[]).await?;
         let kind = self.engine.kind().await?;
-        let masks = Masks::of(&plan.mounts).await?;
+        let masks = Masks::resolve(&plan.mounts).await?;
         let mut control_dir = ControlDir::create(&self.options.control_dir, self.owner, plan)?;
         let target = EngineTarget { options: &self.options, kind, owner: self.owner };
         let body = spec::create_body(plan, &masks, target, &mut control_dir)?;
@@ -82,7 +82,7 @@ impl Container {
         kind: EngineKind,
         body: &ContainerCreateBody,
     ) -> Result<Setup, Error> {
-        let mut setup = Setup { stay_after_exit: true, ..setup::of(plan)? };
+        let mut setup = Setup { stay_after_exit: true, ..setup::for_plan(plan)? };
         if let Some(security) = &mut setup.security {
             setup.relay_launch = plan.has_own_kernel();
             expected::adapt(&mut security.expected, plan, kind, body)?;
@@ -122,7 +122,7 @@ impl Container {
         probe::run(self.create(&plan).await?, Path::new(PROBE)).await
     }
 
-    /// The same in network mode `proxy`.
+    /// Runs a trivial command in network mode `proxy`.
     async fn try_egress(&self, host: Enforceable) -> Result<(), Error> {
         let plan = probe::egress_plan(Mode::Container, &self.options.init, host)?;
         require_network(&plan)?;
@@ -146,7 +146,7 @@ impl Container {
             _ => "run codelia-init manually in a container of this engine to see what it lacks"
                 .to_owned(),
         };
-        Gap { missing: error.to_string(), remedy }
+        Gap::new(error.to_string(), remedy)
     }
 }
 
@@ -162,26 +162,24 @@ fn require_network(plan: &Plan) -> Result<(), Error> {
 }
 
 fn cgroup_namespace_gap() -> Gap {
-    Gap {
-        missing: "cgroup namespaces: commands see the name of their control group on the host"
-            .to_owned(),
-        remedy: "boot with cgroup v2, or use Docker".to_owned(),
-    }
+    Gap::new(
+        "cgroup namespaces: commands see the name of their control group on the host",
+        "boot with cgroup v2, or use Docker",
+    )
 }
 
 fn mounts_gap() -> Gap {
-    Gap {
-        missing: "nosuid and nodev on the mounts of a container".to_owned(),
-        remedy: "run the worker as root: engines have no option for it".to_owned(),
-    }
+    Gap::new(
+        "nosuid and nodev on the mounts of a container",
+        "run the worker as root: engines have no option for it",
+    )
 }
 
 fn violations_gap(error: &Error) -> Gap {
-    Gap {
-        missing: format!("reports of blocked system calls (they are still denied): {error}"),
-        remedy: "use a runtime that runs on the host's kernel (runc) if you need the reports"
-            .to_owned(),
-    }
+    Gap::new(
+        format!("reports of blocked system calls (they are still denied): {error}"),
+        "use a runtime that runs on the host's kernel (runc) if you need the reports",
+    )
 }
 
 fn is_image_missing(message: &str) -> bool {
@@ -230,20 +228,11 @@ impl Backend for Container {
                 without
             }
         };
-        let executables = match self.try_sandbox(limits, Some(Path::new(PROBE))).await {
-            Ok(()) => true,
-            Err(error) => {
-                gaps.push(isolation::executables_gap(&error));
-                false
-            }
-        };
-        let egress = match self.try_egress(limits).await {
-            Ok(()) => true,
-            Err(error) => {
-                gaps.push(isolation::egress_gap(Mode::Container, &error));
-                false
-            }
-        };
+        let executables = self.try_sandbox(limits, Some(Path::new(PROBE))).await;
+        let executables = probe::is_possible(executables, &mut gaps, isolation::executables_gap);
+        let egress = probe::is_possible(self.try_egress(limits).await, &mut gaps, |error| {
+            isolation::egress_gap(Mode::Container, error)
+        });
         // On another kernel, the mounts of a container cannot be changed from outside.
         let layouts = restrict::is_possible() && limits.violations;
         let enforceable =
@@ -252,9 +241,9 @@ impl Backend for Container {
         capabilities(limits.limits(), enforceable, gaps)
     }
 
-    async fn sweep(&self) -> Result<usize, Error> {
-        let removed = sweep::containers(&self.engine).await?;
-        Ok(removed + sweep::directories(&self.options.control_dir)?)
+    async fn upkeep(&self) -> Result<usize, Error> {
+        let removed = orphans::remove_containers(&self.engine).await?;
+        Ok(removed + orphans::remove_directories(&self.options.control_dir)?)
     }
 
     async fn prepare(&self, plan: &Plan) -> Result<Box<dyn Prepared>, Error> {

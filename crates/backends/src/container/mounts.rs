@@ -48,17 +48,15 @@ pub(super) struct Filesystem {
 }
 
 impl Filesystem {
-    pub(super) fn of(
+    pub(super) fn new(
         plan: &Plan,
         masks: &Masks,
         EngineTarget { options, kind, .. }: EngineTarget<'_>,
         control_dir: &mut ControlDir,
     ) -> Result<Self, Error> {
+        let init = control_dir.add_program(&options.init)?;
         let entries = [
-            (
-                INIT.into(),
-                Entry::Bind { source: control_dir.add_program(&options.init)?, writable: false },
-            ),
+            (INIT.into(), Entry::Bind { source: init, writable: false }),
             (CONTROL_SOCKET.into(), Entry::Bind { source: control_dir.socket(), writable: true }),
         ];
         let mut builder = FilesystemBuilder {
@@ -76,7 +74,7 @@ impl Filesystem {
     }
 }
 
-/// What is mounted at one path.
+/// A mount at one path.
 enum Entry {
     Bind { source: PathBuf, writable: bool },
     Tmpfs { options: String },
@@ -155,8 +153,8 @@ impl FilesystemBuilder<'_> {
                 self.entries.insert(path.clone(), empty);
             }
             MaskTarget::Absent if !even_if_absent => {}
-            // It may exist in the image. The engine masks it there, but a runtime with its own
-            // kernel ignores masked paths.
+            // The path may exist in the image. The engine masks it there, but a runtime with its
+            // own kernel ignores masked paths.
             MaskTarget::Absent if self.plan.has_own_kernel() => {
                 return Err(Error::Unenforceable { field: "policy.filesystem.denied_paths" });
             }

@@ -15,7 +15,10 @@ use super::{control_dir::ControlDir, engine::Engine, restrict, spec};
 use crate::{
     EgressSockets, Error,
     isolation::{self, INIT},
-    sandbox::{control::Control, process::SandboxProcess},
+    sandbox::{
+        control::Control,
+        process::{SandboxProcess, count},
+    },
 };
 
 /// How long a container may take from its start until `codelia-init` has connected.
@@ -92,24 +95,21 @@ impl ContainerProcess {
     async fn exit_error(&self) -> Error {
         match self.engine.state(&self.name).await {
             Ok(state) => {
-                let (error, code) =
-                    (state.error.unwrap_or_default(), state.exit_code.unwrap_or_default());
-                Error::Tool {
-                    mode: Mode::Container,
-                    message: format!("codelia-init exited with code {code} {error}")
-                        .trim_end()
-                        .to_owned(),
-                }
+                let code = state.exit_code.unwrap_or_default();
+                let error = state.error.unwrap_or_default();
+                let message = format!("codelia-init exited with code {code} {error}");
+                Error::Tool { mode: Mode::Container, message: message.trim_end().to_owned() }
             }
             Err(error) => error,
         }
     }
 
     /// The container's mounts that are visible in our own namespace.
-    fn mounts_left(&self) -> usize {
+    fn mounts_left(&self) -> u32 {
+        let is_ours = |line: &&str| line.contains(&self.name);
         let mounts = fs::read_to_string("/proc/self/mountinfo");
         // If the list cannot be read, assume that a mount is left.
-        mounts.map_or(1, |mounts| mounts.lines().filter(|line| line.contains(&self.name)).count())
+        mounts.map_or(1, |mounts| count(mounts.lines().filter(is_ours).count()))
     }
 }
 
@@ -148,7 +148,7 @@ impl SandboxProcess for ContainerProcess {
         self.is_removed = removed.is_ok();
         Receipt {
             processes: u32::from(removed.is_err()),
-            mounts: u32::try_from(self.mounts_left()).unwrap_or(u32::MAX),
+            mounts: self.mounts_left(),
             directories: u32::from(!self.control_dir.remove()),
             ..Receipt::default()
         }
@@ -160,13 +160,14 @@ impl SandboxProcess for ContainerProcess {
 }
 
 impl Drop for ContainerProcess {
-    /// Without a runtime the container is left to the sweep of the next worker; `codelia-init`
+    /// Without a runtime the container is left to the upkeep of the next worker; `codelia-init`
     /// exits when its socket closes.
     fn drop(&mut self) {
         if self.is_removed || Handle::try_current().is_err() {
             return;
         }
-        let (engine, name) = (self.engine.clone(), self.name.clone());
+        let engine = self.engine.clone();
+        let name = self.name.clone();
         task::background("container removal", async move {
             if let Err(error) = engine.remove(&name).await {
                 tracing::error!(%error, container = name, "container not removed");

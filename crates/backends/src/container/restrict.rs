@@ -48,7 +48,7 @@ pub(super) async fn restrict(init: &Path, namespace: OwnedFd, plan: &Plan) -> Re
     };
     let binds = plan.mounts.iter().filter_map(bind);
     let without_devices = std::iter::once("/".into()).chain(binds).collect();
-    let request = RestrictRequest { without_devices, layout: layout::of(plan) };
+    let request = RestrictRequest { without_devices, layout: layout::for_init(plan) };
     let namespaces = [namespace.as_fd()];
     let call = init_binary::call(init, "--restrict-mounts", &request, &namespaces);
     timeout(TIMEOUT, call).await.map_err(|_| Error::InitTimeout)?.map(drop)
@@ -56,7 +56,8 @@ pub(super) async fn restrict(init: &Path, namespace: OwnedFd, plan: &Plan) -> Re
 
 /// Sets up the network of the container for the egress proxy, and opens the sockets for it.
 pub(super) async fn open_egress(init: &Path, namespace: OwnedFd) -> Result<EgressSockets, Error> {
-    let (request, namespaces) = (egress::request(), [namespace.as_fd()]);
+    let request = egress::request();
+    let namespaces = [namespace.as_fd()];
     let call = init_binary::call(init, "--egress", &request, &namespaces);
     timeout(TIMEOUT, call).await.map_err(|_| Error::InitTimeout)?.and_then(egress::sort)
 }

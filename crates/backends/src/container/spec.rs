@@ -96,7 +96,7 @@ fn host_config(
     control_dir: &mut ControlDir,
 ) -> Result<HostConfig, Error> {
     let EngineTarget { options, kind, .. } = target;
-    let filesystem = Filesystem::of(plan, masks, target, control_dir)?;
+    let filesystem = Filesystem::new(plan, masks, target, control_dir)?;
     let security = security_options(kind, &filesystem.masked, control_dir)?;
     let memory = signed(plan.limits.memory_bytes);
     Ok(HostConfig {
@@ -201,10 +201,10 @@ fn signed(number: u64) -> i64 {
 /// than it is allowed to. A core limit of 0 would not stop a core dump handler.
 fn ulimits(plan: &Plan) -> Vec<ResourcesUlimits> {
     let processes = rlimit::max_processes().min(PODMAN_MAX_PROCESSES);
-    [("nofile", plan.limits.open_files), ("core", 1), ("nproc", processes)].map(ulimit).to_vec()
+    vec![ulimit("nofile", plan.limits.open_files), ulimit("core", 1), ulimit("nproc", processes)]
 }
 
-fn ulimit((name, max): (&str, u64)) -> ResourcesUlimits {
+fn ulimit(name: &str, max: u64) -> ResourcesUlimits {
     let max = Some(signed(max));
     ResourcesUlimits { name: Some(name.to_owned()), soft: max, hard: max }
 }

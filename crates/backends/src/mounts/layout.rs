@@ -13,8 +13,8 @@ use codelia_types::Reason;
 
 use crate::Error;
 
-/// What init changes; `None` without a layout.
-pub(crate) fn of(plan: &Plan) -> Option<WorkspaceLayout> {
+/// The changes that init makes; `None` without a layout.
+pub(crate) fn for_init(plan: &Plan) -> Option<WorkspaceLayout> {
     let layout = plan.layout.as_ref()?;
     let entry = |mount: &LayoutMount| LayoutEntry {
         path: mount.path.clone(),

@@ -139,7 +139,8 @@ fn overlay_request(plan: &Plan) -> Result<Option<OverlayRequest>, Error> {
         if directory.replace(parent.to_owned()).is_some_and(|other| other != parent) {
             return Err(Error::Unenforceable { field });
         }
-        let (source, name) = (source.clone(), name.to_owned());
+        let source = source.clone();
+        let name = name.to_owned();
         if matches!(kind, OverlayKind::Volume { .. }) {
             // No policy hides anything in a volume.
             overlays.push(Overlay { source, name, hidden: Vec::new(), kind });

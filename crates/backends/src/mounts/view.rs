@@ -1,10 +1,10 @@
-//! What `codelia-init` changes in the mounts that a tool makes, and the mounts that it must find
+//! Changes of `codelia-init` in the mounts that a tool makes, and the mounts that it must find
 //! then.
 
 use std::{
     fs::{self, Metadata},
     io,
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::LazyLock,
 };
@@ -26,9 +26,10 @@ use crate::{
 /// The entries of a minimal `/dev`, which are mounts of the host's devices.
 pub(crate) const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
-/// The view of a plan. `copies_files` says that the tool copies files of the runtime by itself.
-pub(crate) fn of(plan: &Plan, masks: &Masks, copies_files: bool) -> Result<View, Error> {
-    let mut view = View { layout: layout::of(plan), ..View::default() };
+/// The view in the mounts that a tool makes. `copies_files` says that the tool copies files of the
+/// runtime by itself.
+pub(crate) fn in_tool(plan: &Plan, masks: &Masks, copies_files: bool) -> Result<View, Error> {
+    let mut view = View { layout: layout::for_init(plan), ..View::default() };
     for (index, (mount, target)) in masks.zip(&plan.mounts).enumerate() {
         view.masked.extend(mask(target));
         if let Mount::Runtime { path } = mount
@@ -58,15 +59,15 @@ pub(crate) fn place(plan: &Plan, index: usize) -> PathBuf {
 /// Adds the mounts that the tool makes in addition to those of the plan, and masks what no command
 /// needs of them.
 pub(crate) fn expect_tool_mounts(expected: &mut ExpectedEnvironment, view: &mut View) {
-    expected.mounts.insert(INIT.into(), read_only());
+    expected.mounts.insert(INIT.into(), ExpectedMount::read_only(None));
     let staged = view.private.iter().flat_map(|private| &private.below);
     for StagedMount { staged, target, .. } in staged {
-        // What a layout changes, it changes in its place.
+        // A layout changes a mount in its place.
         let planned = expected.mounts.get(target).cloned();
         let planned = planned.map(|mount| ExpectedMount { executable: None, ..mount });
         expected.mounts.extend(planned.map(|mount| (staged.clone(), mount)));
     }
-    // Its inode is the host's.
+    // The inode of init is the host's.
     view.masked.push(Mask { path: INIT.into(), is_directory: false });
     if view.private.iter().any(|private| !private.below.is_empty()) {
         view.masked.push(staging_mask());
@@ -80,21 +81,17 @@ pub(crate) fn in_zygote(plan: &Plan, masks: &Masks, expected: &mut ExpectedEnvir
     expect_root_and_devices(expected);
     let masked = masks.zip(&plan.mounts).filter_map(|(_, target)| mask(target));
     let masked = masked.chain([staging_mask()]).collect();
-    View { private: Vec::new(), layout: layout::of(plan), masked, owns_mounts: true }
+    View { private: Vec::new(), layout: layout::for_init(plan), masked, owns_mounts: true }
 }
 
 fn expect_root_and_devices(expected: &mut ExpectedEnvironment) {
-    expected.mounts.insert("/".into(), read_only());
+    expected.mounts.insert("/".into(), ExpectedMount::read_only(None));
     let dev = Path::new("/dev");
     if expected.mounts.contains_key(dev) {
         let entries =
             DEVICES.iter().chain(&["pts"]).map(|name| (dev.join(name), ExpectedMount::default()));
         expected.mounts.extend(entries);
     }
-}
-
-fn read_only() -> ExpectedMount {
-    ExpectedMount { writable: Some(false), ..ExpectedMount::default() }
 }
 
 fn staging_mask() -> Mask {
@@ -108,15 +105,7 @@ pub(crate) fn is_covered(path: &Path, later: &[Mount]) -> bool {
 
 /// Whether every tool makes a mount for it, or a file that can be mounted elsewhere.
 fn is_mounted(mount: &Mount) -> bool {
-    match mount {
-        Mount::Bind { .. }
-        | Mount::Overlay { .. }
-        | Mount::Transaction { .. }
-        | Mount::Tmpfs { .. } => true,
-        Mount::Volume { .. } => true,
-        Mount::Runtime { .. } | Mount::File { .. } => true,
-        Mount::Proc | Mount::Dev | Mount::Symlink { .. } | Mount::Hidden { .. } => false,
-    }
+    !matches!(mount, Mount::Proc | Mount::Dev | Mount::Symlink { .. } | Mount::Hidden { .. })
 }
 
 /// `None` for what needs no view: what the tool copies, and files that a command cannot open, so
@@ -140,7 +129,7 @@ fn private_path(
     };
     Ok(Some(PrivatePath {
         path: path.to_owned(),
-        identity: FileIdentity { device: metadata.dev(), inode: metadata.ino() },
+        identity: FileIdentity::from(&metadata),
         host_mounts: host_mounts_below(path)?,
         below: below.map(staged).collect(),
     }))

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_init::{OwnMount, STAGING_DIR, Setup, Zygote, ZygoteMount};
+use codelia_init::{FileIdentity, OwnMount, STAGING_DIR, Setup, Zygote, ZygoteMount};
 use codelia_policy::{Ids, Mount, Plan, SANDBOX_IDS, VolumeMode};
 use codelia_types::{Mode, NetworkMode, SessionId};
 
@@ -24,15 +24,14 @@ pub(super) struct ZygoteSpec {
     pub(super) session: SessionId,
     pub(super) ids: Ids,
     pub(super) zygote: Zygote,
-    /// What its mounts show of the host, which may be replaced while a zygote lives.
+    /// Files of the host that its mounts show, which may be replaced while a zygote lives.
     sources: Vec<SourceIdentity>,
 }
 
 /// A file or directory of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct SourceIdentity {
-    device: u64,
-    inode: u64,
+    file: FileIdentity,
     /// When it changed and how long it is, for a file that is copied.
     content: Option<(i64, i64, u64)>,
 }
@@ -83,17 +82,15 @@ impl Split {
         match mount {
             Mount::Proc => self.add_own(OwnMount::Proc, place),
             Mount::Tmpfs { size_bytes, .. } => {
-                self.add_own(
-                    OwnMount::Tmpfs { target: place.clone(), size_bytes: *size_bytes },
-                    place,
-                );
+                let tmpfs = OwnMount::Tmpfs { target: place.clone(), size_bytes: *size_bytes };
+                self.add_own(tmpfs, place);
             }
             Mount::Dev | Mount::Runtime { .. } if overlaps => {
                 return Err(Error::Unenforceable { field: "mounts" });
             }
             Mount::Dev => {
-                self.shared
-                    .push(ZygoteMount::Dev { devices: view::DEVICES.map(str::to_owned).to_vec() });
+                let devices = view::DEVICES.map(str::to_owned).to_vec();
+                self.shared.push(ZygoteMount::Dev { devices });
                 self.add_own(OwnMount::Terminals { max: MAX_TERMINALS }, place.join("pts"));
             }
             Mount::Symlink { to, .. } if overlaps => {
@@ -161,9 +158,8 @@ impl Split {
     }
 
     fn add_source(&mut self, metadata: &Metadata, is_copied: bool) {
-        let content = || (metadata.ctime(), metadata.ctime_nsec(), metadata.len());
-        let (device, inode) = (metadata.dev(), metadata.ino());
-        self.sources.push(SourceIdentity { device, inode, content: is_copied.then(content) });
+        let content = is_copied.then(|| (metadata.ctime(), metadata.ctime_nsec(), metadata.len()));
+        self.sources.push(SourceIdentity { file: metadata.into(), content });
     }
 }
 

@@ -45,7 +45,7 @@ impl NativeProcess {
     ) -> Result<Self, Error> {
         let pid = init.pid().map_err(io::Error::from)?;
         let init = async_fd(init).map_err(|(_, error)| error)?;
-        let mounts = MountMarkers::of(plan);
+        let mounts = MountMarkers::from_plan(plan);
         Ok(Self { init, pid, mounts, zygote, _namespaces: namespaces })
     }
 
@@ -72,7 +72,6 @@ impl SandboxProcess for NativeProcess {
     }
 
     async fn remove(&mut self) -> Receipt {
-        let mounts = u32::try_from(self.mounts.count()).unwrap_or(u32::MAX);
-        Receipt { mounts, ..Receipt::default() }
+        Receipt { mounts: self.mounts.count(), ..Receipt::default() }
     }
 }

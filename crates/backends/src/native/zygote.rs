@@ -63,17 +63,17 @@ impl Zygote {
         let request = ZygoteRequest::Create(Box::new(spec.zygote.clone()));
         let sent = socket.send(&request, &[]).await;
         // If sending failed, the process may have reported why before it exited.
-        let report =
-            timeout(SETUP_TIMEOUT, socket.receive()).await.map_err(|_| Error::InitTimeout)?;
-        match report? {
-            Some(Report::Ready) => {
-                let requests = Mutex::new(Requests { socket, is_unanswered: false });
-                Ok(Self { requests, are_mounts_checked: AtomicBool::new(false), _process: process })
-            }
-            Some(Report::Failed(failure)) => Err(Error::InitFailed(failure)),
-            Some(_) => Err(Error::UnexpectedMessage),
-            None => sent.and(Err(Error::InitExited)),
+        let ready = timeout(SETUP_TIMEOUT, socket.expect_report(Report::Ready)).await;
+        match ready.map_err(|_| Error::InitTimeout)? {
+            Ok(()) => {}
+            Err(Error::InitExited) => return sent.and(Err(Error::InitExited)),
+            Err(error) => return Err(error),
         }
+        Ok(Self {
+            requests: Mutex::new(Requests { socket, is_unanswered: false }),
+            are_mounts_checked: AtomicBool::new(false),
+            _process: process,
+        })
     }
 
     /// Starts a sandbox in this control group.
@@ -113,14 +113,10 @@ impl Requests {
             return Err(Error::InitExited);
         }
         self.socket.send(request, fds).await?;
-        let report = self.socket.receive().await?;
-        self.is_unanswered = false;
-        match report {
-            Some(Report::Started) => Ok(self.socket.take_descriptor()?.into()),
-            Some(Report::Failed(failure)) => Err(Error::InitFailed(failure)),
-            Some(_) => Err(Error::UnexpectedMessage),
-            None => Err(Error::InitExited),
-        }
+        let started = self.socket.expect_report(Report::Started).await;
+        self.is_unanswered = matches!(started, Err(Error::Control(_) | Error::Frame(_)));
+        started?;
+        Ok(self.socket.take_descriptor()?.into())
     }
 }
 

@@ -55,7 +55,7 @@ impl Zygotes {
     ) -> Result<(Arc<Zygote>, Started), Error> {
         let (started, existed) = self.try_start(init, &spec, group).await;
         match started {
-            // Its process may have been killed since.
+            // The process of the zygote may have been killed since.
             Err(Error::InitExited | Error::Control(_)) if existed => {
                 self.try_start(init, &spec, group).await.0
             }
@@ -87,7 +87,8 @@ impl Zygotes {
 
     /// The place of a zygote, used now.
     fn keep(&self, spec: &ZygoteSpec) -> Arc<OnceCell<Arc<Zygote>>> {
-        let (mut kept, now) = (self.lock(), Instant::now());
+        let mut kept = self.lock();
+        let now = Instant::now();
         let found = kept.iter().position(|one| one.spec == *spec).map(|index| kept.remove(index));
         let new =
             || Kept { spec: spec.clone(), zygote: Arc::default(), made_at: now, used_at: now };

@@ -7,7 +7,7 @@ use codelia_sys::{
 };
 use codelia_types::RunId;
 
-use crate::{Error, Gap};
+use crate::{Error, Gap, probe};
 
 /// Where a mode creates the control groups of its sandboxes.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Cgroups {
                 .map_err(unenforceable("policy.resources.cpus"))?;
         }
         if let Some(field) = plan.io.field() {
-            let limits = Device::of(&plan.root).map(|device| device_limits(device, plan.io));
+            let limits = Device::with_file(&plan.root).map(|device| device_limits(device, plan.io));
             let limited =
                 limits.and_then(|limits| group.limit_device(&self.hierarchy, Some(limits)));
             limited.map_err(unenforceable(field))?;
@@ -78,22 +78,22 @@ impl Cgroups {
         if !(memory && pids && cpu) {
             return Enforceable { memory, cpu, pids, ..Enforceable::default() };
         }
-        let mut try_optional = |controller: Controller| match self.try_optional_limit(controller) {
-            Ok(()) => true,
-            Err(error) => {
-                let remedy =
-                    format!("also delegate {} to the worker's control group", controller.as_str());
-                gaps.push(controller_gap(controller, &error, remedy));
-                false
-            }
-        };
-        let [reads, cpus] = [Controller::Io, Controller::Cpuset].map(&mut try_optional);
+        let [reads, cpus] = [Controller::Io, Controller::Cpuset].map(|controller| {
+            let tried = self.try_optional_limit(controller);
+            probe::is_possible(tried.map_err(Error::from), gaps, |error| {
+                let name = controller.as_str();
+                Gap::new(
+                    format!("limits of the {name} controller: {error}"),
+                    format!("also delegate {name} to the worker's control group"),
+                )
+            })
+        });
         let writes = reads && self.hierarchy.limits_writes();
         if reads && !writes {
-            gaps.push(Gap {
-                missing: "write-rate limits (need cgroup v2)".to_owned(),
-                remedy: "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1)".to_owned(),
-            });
+            gaps.push(Gap::new(
+                "write-rate limits (need cgroup v2)",
+                "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1)",
+            ));
         }
         Enforceable { memory, cpu, pids, reads, writes, cpus, ..Enforceable::default() }
     }
@@ -163,10 +163,5 @@ fn limits_gap(tried: &[Result<(), codelia_sys::Error>; 3], remedy: &str) -> Opti
     let (fields, errors): (Vec<_>, Vec<_>) =
         failed.map(|(limit, error)| (limit.field(), error)).unzip();
     let error = errors.first()?;
-    let missing = format!("cgroups that enforce {}: {error}", fields.join(", "));
-    Some(Gap { missing, remedy: remedy.to_owned() })
-}
-
-fn controller_gap(controller: Controller, error: &codelia_sys::Error, remedy: String) -> Gap {
-    Gap { missing: format!("limits of the {} controller: {error}", controller.as_str()), remedy }
+    Some(Gap::new(format!("cgroups that enforce {}: {error}", fields.join(", ")), remedy))
 }

@@ -34,7 +34,7 @@ impl ChildProcess {
         Ok(Self { child: Some(child), status: None })
     }
 
-    /// Its process id, until it is reaped.
+    /// The process id, until it is reaped.
     pub(crate) fn pid(&self) -> Option<Pid> {
         self.child.as_ref().map(|child| child.get_ref().pid())
     }

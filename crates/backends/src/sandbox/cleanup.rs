@@ -2,11 +2,14 @@
 
 use std::{os::fd::OwnedFd, thread, time::Duration};
 
-use codelia_sys::{Errno, Pid, cgroup::Group, fd, process::TreeRoot};
+use codelia_sys::{cgroup::Group, fd};
 use codelia_types::Receipt;
 use tokio::time::timeout;
 
-use crate::sandbox::{descriptors, process::SandboxProcess};
+use crate::sandbox::{
+    descriptors,
+    process::{SandboxProcess, count},
+};
 
 /// How long the sandbox's process may take to end, on request and again after it was killed.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -15,45 +18,21 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_REMOVALS: u32 = 300;
 const RETRY_DELAY: Duration = Duration::from_millis(10);
 
-/// The same without a runtime, where the thread blocks.
+/// As [`MAX_REMOVALS`] without a runtime, where the thread blocks.
 const MAX_BLOCKING_REMOVALS: u32 = 200;
 const BLOCKING_RETRY_DELAY: Duration = Duration::from_millis(1);
 
 /// Checks of a socket before it counts as left open.
 const MAX_SOCKET_CHECKS: u32 = 50;
 
-/// What must be removed when a sandbox ends.
+/// Things that must be removed when a sandbox ends.
 #[derive(Debug)]
 pub(super) struct Cleanup {
-    process: Box<dyn SandboxProcess>,
-    group: Option<Group>,
+    pub(super) process: Box<dyn SandboxProcess>,
+    pub(super) group: Option<Group>,
 }
 
 impl Cleanup {
-    pub(super) fn new(process: Box<dyn SandboxProcess>, group: Option<Group>) -> Self {
-        Self { process, group }
-    }
-
-    pub(super) fn group(&self) -> Option<&Group> {
-        self.group.as_ref()
-    }
-
-    pub(super) fn tool(&self) -> Option<TreeRoot> {
-        self.process.tool()
-    }
-
-    pub(super) fn init_in_host_namespace(&self) -> Option<Pid> {
-        self.process.init_in_host_namespace()
-    }
-
-    pub(super) fn limit_terminals(&self) -> Result<(), Errno> {
-        self.process.limit_terminals()
-    }
-
-    pub(super) async fn ran_out_of_memory(&mut self) -> bool {
-        self.process.ran_out_of_memory().await
-    }
-
     /// Waits for the end that the shutdown of the control socket has ordered, kills what does not
     /// end, removes everything. `socket` is our end of the control socket.
     pub(super) async fn run(mut self, socket: Option<OwnedFd>) -> Receipt {
@@ -142,7 +121,6 @@ pub(crate) async fn remove_group(mut group: Group) -> Receipt {
         log_failure(group.kill_all());
         tokio::time::sleep(RETRY_DELAY).await;
     }
-    let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
     Receipt {
         // If the list cannot be read, assume that a process is left.
         processes: group.processes().map_or(1, |processes| count(processes.len())),

@@ -65,7 +65,8 @@ impl Control {
             if let Some(report) = self.decoder.next_message()? {
                 return Ok(Some(report));
             }
-            let (mut bytes, mut descriptors) = ([0; 1024], Vec::new());
+            let mut bytes = [0; 1024];
+            let mut descriptors = Vec::new();
             let count = match self.read(&mut bytes, &mut descriptors).await {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
                 result => result?,
@@ -75,6 +76,16 @@ impl Control {
                 return Ok(None);
             }
             self.decoder.push(&bytes[..count]);
+        }
+    }
+
+    /// Waits for this report, which comes next unless a step failed.
+    pub(crate) async fn expect_report(&mut self, expected: Report) -> Result<(), Error> {
+        match self.receive().await? {
+            Some(report) if report == expected => Ok(()),
+            Some(Report::Failed(failure)) => Err(Error::InitFailed(failure)),
+            Some(_) => Err(Error::UnexpectedMessage),
+            None => Err(Error::InitExited),
         }
     }
 

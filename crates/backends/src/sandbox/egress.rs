@@ -11,7 +11,7 @@ use crate::{EgressSockets, Error, sandbox::control::Control};
 /// Sockets next to the targets.
 const SERVERS: usize = 3;
 
-/// What `codelia-init` makes.
+/// The request for the network that `codelia-init` makes.
 pub(crate) fn request() -> Egress {
     Egress {
         proxy: EGRESS_PROXY,

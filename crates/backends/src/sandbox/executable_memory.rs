@@ -10,8 +10,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use codelia_policy::{Security, SyscallRules, syscalls};
+use codelia_policy::Security;
 use codelia_sys::{elf, fd};
+
+use crate::seccomp::is_allowed;
 
 /// The calls that map executable memory.
 const CALLS: [&str; 3] = ["mmap", "mprotect", "pkey_mprotect"];
@@ -30,15 +32,10 @@ pub(super) struct ExecutableMemory {
 
 impl ExecutableMemory {
     /// `None` if the plan lists no executables.
-    pub(super) fn of(security: &Security) -> Option<Self> {
+    pub(super) fn for_plan(security: &Security) -> Option<Self> {
         let listed = security.executables.clone()?;
-        let is_allowed = |call: &&str| match &security.syscalls {
-            SyscallRules::Allow(names) => names.iter().any(|name| name == call),
-            SyscallRules::Deny(names) => {
-                syscalls::is_allowed(call, security.debug) && !names.iter().any(|name| name == call)
-            }
-        };
-        Some(Self { calls: CALLS.into_iter().filter(is_allowed).collect(), listed })
+        let calls = CALLS.into_iter().filter(|call| is_allowed(security, call)).collect();
+        Some(Self { calls, listed })
     }
 
     /// Whether the kernel may continue the call. Everything that decides is fixed while the caller
@@ -76,6 +73,8 @@ fn is_loader(process: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use codelia_policy::SyscallRules;
+
     use super::*;
 
     fn memory(names: &[&str]) -> ExecutableMemory {
@@ -89,7 +88,7 @@ mod tests {
             asked_reads: Vec::new(),
             logged: Default::default(),
         };
-        ExecutableMemory::of(&security).unwrap()
+        ExecutableMemory::for_plan(&security).unwrap()
     }
 
     #[test]

@@ -3,19 +3,17 @@
 //! Landlock denies them, whatever is found here: a command that changes the name after it was read,
 //! or that names the program in a way that is not understood, only avoids the report.
 
-use std::{
-    os::fd::OwnedFd,
-    path::{Path, PathBuf},
-};
+use std::{os::fd::OwnedFd, path::PathBuf};
 
-use codelia_policy::{Security, SyscallRules, syscalls};
+use codelia_policy::Security;
 use codelia_sys::{
     Errno,
     seccomp::{self as listener, Notification},
     task_files,
 };
 
-const AT_FDCWD: i32 = -100;
+use crate::seccomp::{is_allowed, number};
+
 const AT_EMPTY_PATH: u64 = 0x1000;
 /// Bytes of a path that are reported.
 const MAX_PATH: usize = 256;
@@ -32,15 +30,10 @@ pub(super) struct Executions {
 
 impl Executions {
     /// `None` unless the plan allows to execute listed programs only.
-    pub(super) fn of(security: &Security) -> Option<Self> {
+    pub(super) fn for_plan(security: &Security) -> Option<Self> {
         let listed = security.executables.clone().filter(|_| security.exec)?;
-        let is_allowed = |call: &&str| match &security.syscalls {
-            SyscallRules::Allow(names) => names.iter().any(|name| name == call),
-            SyscallRules::Deny(names) => {
-                syscalls::is_allowed(call, security.debug) && !names.iter().any(|name| name == call)
-            }
-        };
-        let calls = ["execve", "execveat"].into_iter().filter(is_allowed).collect();
+        let mut calls = vec!["execve", "execveat"];
+        calls.retain(|call| is_allowed(security, call));
         Some(Self { calls, listed, resolved: None })
     }
 
@@ -73,18 +66,19 @@ impl Executions {
             return Ok(Some(PathBuf::from("(a file without a name)")));
         };
         self.root(call.pid)?;
-        let listed = self.resolved.iter().flat_map(|(_, listed)| listed);
-        Ok((!is_listed(&path, listed)).then_some(path))
+        let mut listed = self.resolved.iter().flat_map(|(_, listed)| listed);
+        let is_listed = listed.any(|listed| path.starts_with(listed));
+        Ok((!is_listed).then_some(path))
     }
 
-    /// What the arguments of the call name.
+    /// The program that the arguments of the call name.
     fn program(&self, call: Notification) -> Result<Program, Errno> {
         let [first, second, _, _, flags, _] = call.args;
         // Of both calls, only `execveat` has a descriptor.
-        let is_relative = crate::seccomp::number("execveat") == Some(call.nr);
+        let is_relative = number("execveat") == Some(call.nr);
         // The kernel reads 32 bits.
         let (directory, address) =
-            if is_relative { (first as u32 as i32, second) } else { (AT_FDCWD, first) };
+            if is_relative { (first as u32 as i32, second) } else { (task_files::AT_FDCWD, first) };
         let name = task_files::read_name(call.pid, address)?;
         if is_relative && name.is_empty() && flags & AT_EMPTY_PATH != 0 {
             return task_files::open_descriptor(call.pid, directory).map(Program::File);
@@ -110,11 +104,6 @@ impl Executions {
 enum Program {
     /// A path in the root of the sandbox.
     Named(PathBuf),
-    /// What a descriptor refers to.
+    /// The file that a descriptor refers to.
     File(OwnedFd),
-}
-
-/// Whether a path is listed, or below a listed directory.
-fn is_listed<'a>(path: &Path, mut listed: impl Iterator<Item = &'a PathBuf>) -> bool {
-    listed.any(|listed| path.starts_with(listed))
 }

@@ -27,7 +27,7 @@ pub struct IsolationCheck {
 #[derive(Debug)]
 struct Init {
     pid: Pid,
-    /// Its pid may be that of another process by now.
+    /// The identity behind the pid, which may be that of another process by now.
     id: ProcessId,
     place: Place,
 }
@@ -35,17 +35,17 @@ struct Init {
 /// A process that is not where it must be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drift {
-    /// Its id on the host.
+    /// The id of the process on the host.
     pub host_pid: i32,
     /// The name of its program. The process can write anything here.
     pub program: String,
-    /// What is not that of the sandbox.
+    /// The namespaces and groups that are not those of the sandbox.
     pub left: String,
 }
 
 impl IsolationCheck {
     /// The check of a sandbox, by the tree of its processes.
-    pub(super) fn of(root: TreeRoot) -> Self {
+    pub(super) fn new(root: TreeRoot) -> Self {
         Self { root, init: Arc::default() }
     }
 
@@ -60,7 +60,7 @@ impl IsolationCheck {
         let mut drifted = Vec::new();
         for pid in init.processes()? {
             // One that ended meanwhile is nowhere.
-            let Ok(place) = Place::of(pid) else { continue };
+            let Ok(place) = Place::read(pid) else { continue };
             if let Some(left) = place.difference(&init.place) {
                 drifted.push((pid, left));
             }
@@ -89,7 +89,7 @@ impl Init {
             }
             TreeRoot::First(init) => init,
         };
-        Some(Self { pid, id: ProcessId::of(pid)?, place: Place::of(pid).ok()? })
+        Some(Self { pid, id: ProcessId::from_pid(pid)?, place: Place::read(pid).ok()? })
     }
 
     /// Init and the processes below it; none if it has ended.

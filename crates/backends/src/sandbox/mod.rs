@@ -4,7 +4,7 @@
 //! A mode creates the control group and starts `codelia-init` in the sandbox with the other end of
 //! [`control::Control::pair`] as its standard input and no other descriptor (or has it connect,
 //! where nothing can be inherited). It makes a [`Sandbox`] of them and passes it to
-//! [`prepared::prepare`] with the setup of [`setup::of`].
+//! [`prepared::prepare`] with the setup of [`setup::for_plan`].
 //!
 //! In an isolating mode init must be PID 1, must already have the ids of the command, and must
 //! either hold `CAP_SETPCAP` in its user namespace or have an empty bounding set. It drops all
@@ -60,7 +60,7 @@ pub(crate) struct Sandbox {
     cleanup: Option<Cleanup>,
 }
 
-/// What `codelia-init` sends when it is ready.
+/// The parts that `codelia-init` sends when it is ready.
 #[derive(Debug)]
 pub(crate) struct Ready {
     /// Socket to the command's process. `None` if init relays the launch.
@@ -80,7 +80,7 @@ pub(crate) struct ReadyParts {
 }
 
 impl ReadyParts {
-    pub(crate) fn of(setup: &Setup) -> Self {
+    pub(crate) fn of_setup(setup: &Setup) -> Self {
         let security = setup.security.as_ref();
         Self {
             launch: !setup.relay_launch,
@@ -96,14 +96,31 @@ impl Sandbox {
         process: Box<dyn SandboxProcess>,
         group: Option<Group>,
     ) -> Self {
-        Self { control, cleanup: Some(Cleanup::new(process, group)) }
+        Self { control, cleanup: Some(Cleanup { process, group }) }
+    }
+
+    /// Starts the process around `codelia-init`, which gets the other end of the control socket.
+    /// Removes the group if that fails; the sandbox removes it otherwise.
+    pub(crate) fn start<P: SandboxProcess + 'static>(
+        group: Option<Group>,
+        start: impl FnOnce(OwnedFd) -> Result<P, Error>,
+    ) -> Result<Self, Error> {
+        let started = Control::pair().and_then(|(control, remote)| Ok((control, start(remote)?)));
+        match (started, group) {
+            (Ok((control, process)), group) => Ok(Self::new(control, Box::new(process), group)),
+            (Err(error), Some(mut group)) => {
+                group.remove()?;
+                Err(error)
+            }
+            (Err(error), None) => Err(error),
+        }
     }
 
     /// Has `codelia-init` join its control groups and restrict itself. Waits until it is ready.
     pub(crate) async fn set_up(&mut self, setup: Setup) -> Result<Ready, Error> {
         let join_fds = self.group().map(Group::join_fds).transpose()?.unwrap_or_default();
         let fds: Vec<_> = join_fds.iter().map(AsFd::as_fd).collect();
-        let parts = ReadyParts::of(&setup);
+        let parts = ReadyParts::of_setup(&setup);
         let request = Request::Setup(Box::new(Setup { cgroup_fds: fds.len(), ..setup }));
         let sent = self.control.send(&request, &fds).await;
         // If sending failed, init may have reported why before it exited.
@@ -121,15 +138,12 @@ impl Sandbox {
         match report {
             Report::Ready if parts.egress == egress.is_some() => {}
             Report::Failed(failure) => return Err(Error::InitFailed(failure)),
-            Report::Started
-            | Report::Ready
-            | Report::Egress
-            | Report::Terminal
-            | Report::Launched
-            | Report::Exited(_) => return Err(Error::UnexpectedMessage),
+            _ => return Err(Error::UnexpectedMessage),
         }
         self.require_group()?;
-        self.cleanup.as_ref().map_or(Ok(()), Cleanup::limit_terminals).map_err(io::Error::from)?;
+        if let Some(cleanup) = &self.cleanup {
+            cleanup.process.limit_terminals().map_err(io::Error::from)?;
+        }
         Ok(Ready {
             launch: parts
                 .launch
@@ -161,24 +175,24 @@ impl Sandbox {
 
     /// Where the processes of the sandbox begin, if this process sees them.
     pub(crate) fn tool(&self) -> Option<TreeRoot> {
-        self.cleanup.as_ref()?.tool()
+        self.cleanup.as_ref()?.process.tool()
     }
 
     /// The control socket and the group, to use both at the same time.
     pub(crate) fn parts(&mut self) -> (&mut Control, Option<&Group>) {
-        (&mut self.control, self.cleanup.as_ref().and_then(Cleanup::group))
+        (&mut self.control, self.cleanup.as_ref().and_then(|cleanup| cleanup.group.as_ref()))
     }
 
     pub(crate) fn group(&self) -> Option<&Group> {
-        self.cleanup.as_ref()?.group()
+        self.cleanup.as_ref()?.group.as_ref()
     }
 
     /// Lifts the group's CPU limit so that `codelia-init` can kill its processes quickly. Where
     /// init shares our PID namespace, also kills every process but init: it may be outrun by forks.
     pub(crate) fn kill_group(&self) -> Result<(), Error> {
-        let Some(group) = self.group() else { return Ok(()) };
+        let Some(Cleanup { process, group: Some(group) }) = &self.cleanup else { return Ok(()) };
         group.lift_cpu_limit()?;
-        match self.cleanup.as_ref().and_then(Cleanup::init_in_host_namespace) {
+        match process.init_in_host_namespace() {
             Some(init) => Ok(group.kill_others(init)?),
             None => Ok(()),
         }
@@ -194,7 +208,7 @@ impl Sandbox {
     /// Whether the sandbox ended because it ran out of memory. Ask once it has ended.
     pub(crate) async fn ran_out_of_memory(&mut self) -> bool {
         match &mut self.cleanup {
-            Some(cleanup) => cleanup.ran_out_of_memory().await,
+            Some(cleanup) => cleanup.process.ran_out_of_memory().await,
             None => false,
         }
     }
@@ -248,12 +262,12 @@ mod tests {
 
     #[tokio::test]
     async fn open_socket_is_counted_in_the_receipt() {
-        for (is_held, sockets) in [(true, 1), (false, 0)] {
+        for (is_open, sockets) in [(true, 1), (false, 0)] {
             let (control, remote) = Control::pair().unwrap();
-            let held = is_held.then_some(remote);
+            let open = is_open.then_some(remote);
             let receipt = Sandbox::new(control, Box::new(Ended), None).destroy().await;
             assert_eq!(receipt, Receipt { sockets, ..Receipt::default() });
-            drop(held);
+            drop(open);
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use codelia_policy::Plan;
+use codelia_policy::Limits;
 use codelia_sys::cgroup::GroupReader;
 use codelia_types::{NearLimit, Resource};
 use tokio::{
@@ -22,42 +22,28 @@ use tokio::{
 /// first.
 pub(super) const INTERVAL: Duration = Duration::from_millis(250);
 
-/// The limits of a plan that can be near.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct NearableLimits {
-    pub(super) memory_bytes: u64,
-    pub(super) pids: u64,
-    pub(super) cpu_time: Duration,
-}
-
-impl NearableLimits {
-    pub(super) fn of(plan: &Plan) -> Self {
-        let limits = &plan.limits;
-        Self { memory_bytes: limits.memory_bytes, pids: limits.pids, cpu_time: limits.cpu_time }
-    }
-}
-
 /// The reports about one command.
 #[derive(Debug)]
 pub(super) struct NearLimits {
-    limits: NearableLimits,
+    limits: Limits,
     started: Instant,
     reported: Mutex<Vec<Resource>>,
     sender: mpsc::Sender<NearLimit>,
-    receiver: Option<mpsc::Receiver<NearLimit>>,
+    /// The reports, until somebody takes them.
+    pub(super) reports: Option<mpsc::Receiver<NearLimit>>,
 }
 
 impl NearLimits {
-    pub(super) fn new(limits: NearableLimits) -> Self {
+    pub(super) fn new(limits: Limits) -> Self {
         // Room for each resource once.
-        let (sender, receiver) = mpsc::channel(Resource::ALL.len());
-        let (started, reported) = (Instant::now(), Mutex::default());
-        Self { limits, started, reported, sender, receiver: Some(receiver) }
-    }
-
-    /// The reports. `None` on the second call.
-    pub(super) fn take(&mut self) -> Option<mpsc::Receiver<NearLimit>> {
-        self.receiver.take()
+        let (sender, reports) = mpsc::channel(Resource::ALL.len());
+        Self {
+            limits,
+            started: Instant::now(),
+            reported: Mutex::default(),
+            sender,
+            reports: Some(reports),
+        }
     }
 
     /// Reports a limit if this much of it is near and it was not reported.
@@ -111,9 +97,9 @@ impl NearLimits {
     fn look(&self, group: &GroupReader) -> Result<bool, codelia_sys::Error> {
         let mut is_needed = false;
         if !self.is_reported(Resource::MemoryBytes)
-            && let Some(held) = group.held_memory(self.exact_memory_from())?
+            && let Some(used) = group.unreclaimable_memory(self.exact_memory_from())?
         {
-            self.check(Resource::MemoryBytes, held);
+            self.check(Resource::MemoryBytes, used);
             is_needed = true;
         }
         if !self.is_reported(Resource::Pids)
@@ -150,14 +136,18 @@ mod tests {
     use super::*;
 
     fn near_limits() -> NearLimits {
-        let cpu_time = Duration::from_secs(10);
-        NearLimits::new(NearableLimits { memory_bytes: 1000, pids: 10, cpu_time })
+        NearLimits::new(Limits {
+            memory_bytes: 1000,
+            pids: 10,
+            cpu_time: Duration::from_secs(10),
+            ..Limits::default()
+        })
     }
 
     #[tokio::test]
     async fn each_limit_is_reported_once() {
         let mut near = near_limits();
-        let mut reports = near.take().unwrap();
+        let mut reports = near.reports.take().unwrap();
         near.check(Resource::MemoryBytes, 799);
         near.check(Resource::MemoryBytes, 800);
         near.check(Resource::MemoryBytes, 900);
@@ -166,7 +156,7 @@ mod tests {
         let report = |resource, used, limit| Ok(NearLimit { resource, used, limit });
         assert_eq!(reports.try_recv(), report(Resource::MemoryBytes, 800, 1000));
         assert_eq!(reports.try_recv(), report(Resource::Pids, 10, 10));
-        assert!(reports.try_recv().is_err() && near.take().is_none());
+        assert!(reports.try_recv().is_err() && near.reports.take().is_none());
         assert_eq!(near.exact_memory_from(), 1000);
     }
 

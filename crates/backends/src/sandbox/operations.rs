@@ -1,6 +1,6 @@
 //! The log of a command's signals and file operations, where the plan asks for it.
 //!
-//! It only observes: each call continues, and the kernel reads the caller's memory again. So a
+//! The log only observes: each call continues, and the kernel reads the caller's memory again. So a
 //! second thread of the command can have the log show another name than the one that is used. The
 //! log is for people; nothing is decided by it. What it keeps is bounded in number, size and rate,
 //! and the rest is counted.
@@ -36,7 +36,7 @@ const DELETION_WINDOW: Duration = Duration::from_secs(10);
 /// Signals to this many different processes are suspicious.
 const MANY_TARGETS: usize = 50;
 
-/// What a command asked for, in one call or several equal ones in a row. Whether the call succeeded
+/// A request of a command, in one call or several equal ones in a row. Whether the call succeeded
 /// is not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
@@ -62,8 +62,9 @@ pub struct Operation {
 
 impl Operation {
     fn is_same(&self, other: &Self) -> bool {
-        let of = |it: &Self| (it.pid, it.call, it.mode, it.target, it.signal);
-        of(self) == of(other) && self.path == other.path && self.to == other.to
+        let Self { at: _, pid, call, path, to, mode, target, signal, count: _ } = self;
+        (pid, call, path, to) == (&other.pid, &other.call, &other.path, &other.to)
+            && (mode, target, signal) == (&other.mode, &other.target, &other.signal)
     }
 
     fn text(&self) -> usize {
@@ -71,7 +72,7 @@ impl Operation {
     }
 }
 
-/// What a command did.
+/// The log of a command.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Operations {
     /// The operations that were kept, in their order.
@@ -117,7 +118,7 @@ impl OperationLog {
     /// The log for a plan. A call that the plan denies is none of its business.
     pub(super) fn new(security: &Security) -> Self {
         let calls = || {
-            let rules = Rules::of(security);
+            let rules = Rules::for_plan(security);
             rules.observed().filter_map(|call| Some((seccomp::number(call.name)?, call))).collect()
         };
         Self {
@@ -222,11 +223,9 @@ fn describe(
 
 /// The name as the command sees it. Links are not followed.
 fn read_name(name: Name, call: Notification) -> Result<PathBuf, Errno> {
-    /// Relative to the working directory.
-    const AT_FDCWD: i32 = -100;
     let descriptor = |index: usize| call.args[index] as u32 as i32;
     let (directory, address) = match name {
-        Name::Cwd(address) => (AT_FDCWD, address),
+        Name::Cwd(address) => (task_files::AT_FDCWD, address),
         Name::At(directory, address) => (descriptor(directory), address),
         Name::Open(file) => return task_files::path_of_descriptor(call.pid, descriptor(file)),
         Name::Text(address) => {

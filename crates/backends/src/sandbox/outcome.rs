@@ -28,7 +28,7 @@ pub(crate) enum KillReason {
     KeepAliveExpired,
 }
 
-/// What was observed while the command ran.
+/// Observations that were made while the command ran.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Observations {
     pub(crate) kill_reason: Option<KillReason>,

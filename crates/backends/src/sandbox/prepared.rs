@@ -13,7 +13,7 @@ use codelia_sys::{
     pty::{self, WindowSize},
     resolve_beneath,
 };
-use codelia_types::{CommandSpec, Reason, Receipt};
+use codelia_types::{CommandSpec, Reason, Receipt, TerminalSize};
 use tokio::time::timeout;
 
 use crate::{
@@ -80,11 +80,15 @@ async fn wait_for_command(
 ) -> Result<Box<dyn Prepared>, Error> {
     let supervised = ready.and_then(|mut ready| Ok((supervise(plan, &mut ready)?, ready)));
     match supervised {
-        Ok((supervisor, Ready { launch, egress: created, .. })) => {
-            let (env, budget) = (plan.env.clone(), Budget::of(plan));
-            let egress = created.or(egress);
-            Ok(Box::new(WaitingSandbox { sandbox, launch, supervisor, root, env, budget, egress }))
-        }
+        Ok((supervisor, Ready { launch, egress: created, .. })) => Ok(Box::new(WaitingSandbox {
+            sandbox,
+            launch,
+            supervisor,
+            root,
+            env: plan.env.clone(),
+            budget: Budget::from_plan(plan),
+            egress: created.or(egress),
+        })),
         Err(error) => {
             sandbox.destroy().await;
             Err(error)
@@ -95,9 +99,9 @@ async fn wait_for_command(
 /// Starts the supervisor of the filter's listener, if there is one.
 fn supervise(plan: &Plan, ready: &mut Ready) -> Result<Option<Supervisor>, Error> {
     let limit = plan.security.as_ref().and_then(|security| security.violation_limit);
-    match (ready.listener.take(), &ready.launch, plan.security.as_ref().zip(plan.ids), limit) {
-        (Some(listener), Some(launch), Some(rules), Some(limit)) => {
-            Supervisor::start(listener, launch.try_clone_fd()?, rules, limit).map(Some)
+    match (ready.listener.take(), &ready.launch, plan.security.as_ref(), plan.ids, limit) {
+        (Some(listener), Some(launch), Some(security), Some(ids), Some(limit)) => {
+            Supervisor::start(listener, launch.try_clone_fd()?, security, ids, limit).map(Some)
         }
         _ => Ok(None),
     }
@@ -138,7 +142,7 @@ impl Prepared for WaitingSandbox {
     }
 
     fn take_reads(&mut self) -> Option<AskedReads> {
-        self.supervisor.as_mut()?.take_reads()
+        self.supervisor.as_mut()?.reads.take()
     }
 
     async fn discard(self: Box<Self>) -> Receipt {
@@ -189,10 +193,10 @@ impl WaitingSandbox {
             argv: command.argv.clone(),
             env,
             directory: self.root.is_none().then(|| command.working_directory.clone()),
-            terminal: match stdio {
+            terminal: match *stdio {
                 Stdio::Files { .. } => None,
-                Stdio::Terminal(size) => {
-                    Some(WindowSize { columns: size.columns, rows: size.rows })
+                Stdio::Terminal(TerminalSize { columns, rows }) => {
+                    Some(WindowSize { columns, rows })
                 }
             },
         }
@@ -230,19 +234,10 @@ async fn receive_launched(
                 terminal = Some(controller);
             }
             Some(Report::Failed(failure)) => {
-                return Err(Error::launch(
-                    failure,
-                    command.argv.first().map_or("", String::as_str),
-                ));
+                let program = command.argv.first().map_or("", String::as_str);
+                return Err(Error::launch(failure, program));
             }
-            Some(
-                Report::Started
-                | Report::Egress
-                | Report::Ready
-                | Report::Terminal
-                | Report::Launched
-                | Report::Exited(_),
-            ) => return Err(Error::UnexpectedMessage),
+            Some(_) => return Err(Error::UnexpectedMessage),
         }
     }
 }

@@ -17,7 +17,7 @@ use codelia_types::Receipt;
 
 use crate::sandbox::child::ChildProcess;
 
-/// What a mode started for one sandbox.
+/// The process that a mode started for one sandbox.
 ///
 /// On teardown the sandbox shuts the control socket down, which orders init to end, and calls
 /// `wait`. If that takes too long it calls `kill` and `wait` again. Then it calls `remove`, once.
@@ -68,14 +68,14 @@ static OWN_MOUNTS: Mutex<Option<MountTable>> = Mutex::new(None);
 pub(crate) struct MountMarkers([String; 2]);
 
 impl MountMarkers {
-    pub(crate) fn of(plan: &Plan) -> Self {
+    pub(crate) fn from_plan(plan: &Plan) -> Self {
         Self([plan.sandbox.to_string(), format!(" {}/", plan.root.display())])
     }
 
     /// Counts the mounts that are left.
-    pub(crate) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> u32 {
         // If the list cannot be read, assume that a mount is left.
-        self.try_count().unwrap_or(1)
+        self.try_count().map_or(1, count)
     }
 
     fn try_count(&self) -> io::Result<usize> {
@@ -87,6 +87,11 @@ impl MountMarkers {
         let is_ours = |line: &&str| self.0.iter().any(|marker| line.contains(marker));
         Ok(table.current()?.lines().filter(is_ours).count())
     }
+}
+
+/// A number in a receipt.
+pub(crate) fn count(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or(u32::MAX)
 }
 
 /// `codelia-init` as a direct child.

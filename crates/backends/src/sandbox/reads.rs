@@ -15,7 +15,7 @@ use std::{
     sync::{Arc, mpsc as blocking},
 };
 
-use codelia_policy::{Ids, Security, SyscallRules};
+use codelia_policy::{Ids, Security};
 use codelia_sys::{
     Errno, fs_identity,
     seccomp::{self as listener, Notification, Response},
@@ -24,9 +24,9 @@ use codelia_sys::{
 use tokio::sync::mpsc;
 
 use super::wake::Wake;
-use crate::seccomp;
+use crate::seccomp::{self, is_allowed};
 
-/// Requests of one sandbox that are open at the same time. Further calls wait for their turn.
+/// Requests of one sandbox that are open at the same time. Further calls wait until one is answered.
 const MAX_REQUESTS: usize = 8;
 /// Calls of one sandbox that wait. Each holds a descriptor. Further ones are denied.
 const MAX_WAITING: usize = 256;
@@ -57,23 +57,23 @@ pub struct AskedReads {
 pub struct ReadRequest {
     /// The file, as the command sees it.
     pub path: PathBuf,
-    /// What is known of the process. It may lie about itself: nothing is decided by this.
+    /// The process, which may lie about itself: nothing is decided by this.
     pub reader: Reader,
 }
 
 /// The process that reads a file. Unknown parts are 0 or empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reader {
-    /// Its number in the sandbox.
+    /// The number of the process in the sandbox.
     pub pid: u32,
-    /// Its program, as the command sees it.
+    /// The program that it executes, as the command sees it.
     pub exe: String,
-    /// Its working directory, as the command sees it.
+    /// The working directory of the process, as the command sees it.
     pub cwd: String,
 }
 
 impl Reader {
-    fn of(task: u32) -> Self {
+    fn read(task: u32) -> Self {
         let text = |path: Result<PathBuf, Errno>| path.ok().and_then(|path| readable(&path));
         Self {
             pid: task_files::pid_in_namespace(task).unwrap_or_default(),
@@ -150,7 +150,7 @@ impl ReadGate {
             listener,
             ids,
             asked: security.asked_reads.clone(),
-            calls: OpenCalls::of(&security.syscalls),
+            calls: OpenCalls::for_plan(security),
             root: None,
             decisions: Decisions::default(),
             waiting: Vec::new(),
@@ -186,7 +186,7 @@ impl ReadGate {
                 Some(allow) => self.answer(&waiting, allow),
                 None => {
                     // While it waits, it is the caller.
-                    let reader = Reader::of(call.pid);
+                    let reader = Reader::read(call.pid);
                     match listener::is_waiting(&self.listener, call)? {
                         true => self.wait(WaitingCall { reader, ..waiting }),
                         false => Ok(()),
@@ -217,7 +217,7 @@ impl ReadGate {
         });
         self.root = Some(root);
         Ok(match opened.flatten() {
-            Ok(Some((path, file))) => Found::of(call, path, file, open),
+            Ok(Some((path, file))) => Found::new(call, path, file, open),
             Ok(None) => Found::Free,
             Err(errno) => Found::Failed(errno),
         })
@@ -311,7 +311,7 @@ impl ReadGate {
     }
 }
 
-/// What a call opens.
+/// The result of looking for the file that a call opens.
 enum Found {
     /// The caller is gone.
     Gone,
@@ -324,7 +324,7 @@ enum Found {
 }
 
 impl Found {
-    fn of(call: Notification, path: PathBuf, file: OwnedFd, open: OpenCall) -> Self {
+    fn new(call: Notification, path: PathBuf, file: OwnedFd, open: OpenCall) -> Self {
         if readable(&path).is_none() {
             // Nobody could read what they decide about.
             return Self::Failed(Errno::ACCESS);
@@ -339,7 +339,7 @@ impl Found {
 struct WaitingCall {
     call: Notification,
     path: PathBuf,
-    /// What it gets if that is allowed.
+    /// The file that the caller gets if that is allowed.
     file: OwnedFd,
     close_on_exec: bool,
     reader: Reader,
@@ -362,21 +362,12 @@ struct OpenCall {
 }
 
 impl OpenCalls {
-    fn of(rules: &SyscallRules) -> Self {
-        let number = |name: &str| {
-            let is_listed = |names: &[String]| names.iter().any(|listed| listed == name);
-            let is_allowed = match rules {
-                SyscallRules::Allow(names) => is_listed(names),
-                SyscallRules::Deny(names) => !is_listed(names),
-            };
-            if is_allowed { seccomp::number(name) } else { None }
-        };
+    fn for_plan(security: &Security) -> Self {
+        let number = |name| is_allowed(security, name).then(|| seccomp::number(name)).flatten();
         Self { open: number("open"), openat: number("openat") }
     }
 
     fn parse(self, call: Notification) -> Option<OpenCall> {
-        /// Relative to the working directory.
-        const AT_FDCWD: i32 = -100;
         let [first, second, third, ..] = call.args;
         if Some(call.nr) == self.openat {
             // The kernel reads 32 bits.
@@ -386,7 +377,11 @@ impl OpenCalls {
                 flags: third & 0xffff_ffff,
             })
         } else if Some(call.nr) == self.open {
-            Some(OpenCall { directory: AT_FDCWD, name: first, flags: second & 0xffff_ffff })
+            Some(OpenCall {
+                directory: task_files::AT_FDCWD,
+                name: first,
+                flags: second & 0xffff_ffff,
+            })
         } else {
             None
         }
@@ -401,7 +396,7 @@ impl OpenCall {
     }
 }
 
-/// What was decided for a sandbox.
+/// Decisions that were made for a sandbox.
 #[derive(Debug, Default)]
 struct Decisions {
     files: HashMap<PathBuf, bool>,

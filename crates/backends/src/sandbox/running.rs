@@ -7,7 +7,7 @@ use std::{
 
 use async_trait::async_trait;
 use codelia_init::{Exit, Failure, Report, Request, Step};
-use codelia_policy::{Limit, Plan};
+use codelia_policy::{Limit, Limits, Plan};
 use codelia_sys::{
     cgroup::{self, Group, GroupReader},
     process::TreeRoot,
@@ -20,12 +20,13 @@ use crate::{
     sandbox::{
         Sandbox,
         control::Control,
-        near_limits::{self, NearLimits, NearableLimits},
+        near_limits::{self, NearLimits},
         operations::Operations,
         outcome::{self, KillReason},
         supervisor::Supervisor,
         watch::{WatchedLimits, Watcher},
     },
+    usage_reader::UsageSource,
 };
 
 /// How long `codelia-init` may take to kill its processes before it is killed itself.
@@ -45,41 +46,37 @@ static HOST_CPU_MILLIS: LazyLock<u64> = LazyLock::new(|| {
 
 /// The limits that are checked here while a command runs: CPU time, with how fast the command can
 /// use it, and memory, for the buffers of sockets.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Budget {
-    memory_bytes: u64,
-    cpu_time: Duration,
+    limits: Limits,
     /// The most CPU time per second that the command can get, in thousandths.
     cpu_millicores: u64,
     /// The limits that no group enforces.
     watched: Option<WatchedLimits>,
-    nearable: NearableLimits,
     /// Whether the host's processes in the group are those of the sandbox.
     counts_tasks: bool,
 }
 
 impl Budget {
-    pub(crate) fn of(plan: &Plan) -> Self {
+    pub(crate) fn from_plan(plan: &Plan) -> Self {
         let max = *HOST_CPU_MILLIS;
         let is_limited = !plan.unenforced.contains(&Limit::CpuMillicores);
         let cpu_millicores = if is_limited { plan.limits.cpu_millicores.min(max) } else { max };
         Self {
-            memory_bytes: plan.limits.memory_bytes,
-            cpu_time: plan.limits.cpu_time,
+            limits: plan.limits.clone(),
             cpu_millicores: cpu_millicores.max(1),
-            watched: WatchedLimits::of(plan),
-            nearable: NearableLimits::of(plan),
+            watched: WatchedLimits::from_plan(plan),
             counts_tasks: !plan.has_own_kernel(),
         }
     }
 
-    fn reader(self, group: &Group) -> GroupReader {
+    fn reader(&self, group: &Group) -> GroupReader {
         if self.counts_tasks { group.reader() } else { group.reader().without_tasks() }
     }
 
     /// Waits until a group has used its CPU time. Sleeps for as long as that is impossible, or
     /// until the group can first be near its limit.
-    async fn cpu_time_exhausted(self, group: &Group, near: &NearLimits) {
+    async fn cpu_time_exhausted(&self, group: &Group, near: &NearLimits) {
         loop {
             let used = group.cpu_time().unwrap_or_else(|error| {
                 tracing::warn!(%error, "CPU time not read");
@@ -87,7 +84,7 @@ impl Budget {
             });
             // Without a group that counts CPU time, the rlimit of each process still holds.
             let Some(used) = used else { return std::future::pending().await };
-            let left = self.cpu_time.saturating_sub(used);
+            let left = self.limits.cpu_time.saturating_sub(used);
             if left.is_zero() {
                 return;
             }
@@ -101,9 +98,9 @@ impl Budget {
 
     /// Waits until the socket buffers of a group exceed their limit. Never ends where they count as
     /// memory.
-    async fn sockets_exceeded(self, group: &Group) {
+    async fn sockets_exceeded(&self, group: &Group) {
         loop {
-            match group.sockets_exceed(self.memory_bytes) {
+            match group.sockets_exceed(self.limits.memory_bytes) {
                 Ok(Some(true)) => return,
                 Ok(Some(false)) => {}
                 Ok(None) => return std::future::pending().await,
@@ -113,7 +110,7 @@ impl Budget {
         }
     }
 
-    fn min_time_to_use(self, left: Duration) -> Duration {
+    fn min_time_to_use(&self, left: Duration) -> Duration {
         left.mul_f64(1000.0 / self.cpu_millicores as f64)
     }
 }
@@ -145,9 +142,9 @@ impl RunningCommand {
         Self {
             sandbox,
             supervisor,
-            budget,
             watcher: budget.watched.map(Watcher::new),
-            near_limits: NearLimits::new(budget.nearable),
+            near_limits: NearLimits::new(budget.limits.clone()),
+            budget,
             started,
             killed: OnceLock::new(),
             kill_reason: None,
@@ -158,12 +155,13 @@ impl RunningCommand {
     /// Waits for the exit that `codelia-init` reports. `None` if it cannot report any more.
     async fn receive_exit(&mut self) -> Option<Exit> {
         if self.kill_reason.is_none() && self.killed.get().is_none() {
-            let (tool, near) = (self.sandbox.tool(), &self.near_limits);
+            let tool = self.sandbox.tool();
+            let near = &self.near_limits;
             let (control, group) = self.sandbox.parts();
             let first = tokio::select! {
                 biased;
                 report = control.receive() => Ok(report),
-                reason = limit_exceeded(self.supervisor.as_ref(), self.budget, group, near) => Err(reason),
+                reason = limit_exceeded(self.supervisor.as_ref(), &self.budget, group, near) => Err(reason),
                 reason = watched_limit_exceeded(self.watcher.as_mut(), tool, near) => Err(reason),
             };
             match first {
@@ -200,7 +198,7 @@ impl RunningCommand {
             oom_kills,
             pids_refused: group_usage.pids_refused,
             // The clock behind SIGXCPU is coarser than the group's and may run ahead of it.
-            cpu_time_exceeded: usage.cpu_time * 10 >= self.budget.cpu_time * 9,
+            cpu_time_exceeded: usage.cpu_time * 10 >= self.budget.limits.cpu_time * 9,
         };
         (outcome::outcome(status, observed), usage)
     }
@@ -247,17 +245,15 @@ impl RunningCommand {
 
 /// Combines both counts: the group counts all processes, init only those that it has reaped.
 fn usage(exit: Option<&Exit>, group: cgroup::Usage, wall_time: Duration) -> Usage {
-    let reported = |field: fn(&Exit) -> u64| exit.map(field).unwrap_or_default();
+    let reported = exit.map(|exit| exit.usage).unwrap_or_default();
     let (read, written) = group.io_bytes.unwrap_or_default();
-    let unreachable_attempts = reported(|exit| exit.unreachable_attempts);
+    let unreachable_attempts = exit.map_or(0, |exit| exit.unreachable_attempts);
     Usage {
-        cpu_time: group.cpu_time.or(exit.map(|exit| exit.cpu_time)).unwrap_or_default(),
-        peak_memory_bytes: group
-            .peak_memory_bytes
-            .unwrap_or_else(|| reported(|exit| exit.peak_memory_bytes)),
+        cpu_time: group.cpu_time.unwrap_or(reported.cpu_time),
+        peak_memory_bytes: group.peak_memory_bytes.unwrap_or(reported.peak_memory_bytes),
         wall_time,
-        read_bytes: read.max(reported(|exit| exit.read_bytes)),
-        written_bytes: written.max(reported(|exit| exit.written_bytes)),
+        read_bytes: read.max(reported.read_bytes),
+        written_bytes: written.max(reported.written_bytes),
         // codelia-init is one of them.
         peak_processes: group.peak_pids.unwrap_or_default().saturating_sub(1),
         network: (unreachable_attempts > 0)
@@ -288,7 +284,7 @@ fn is_keep_alive_expired(report: &Result<Option<Report>, Error>) -> bool {
 /// Waits until the command exceeds a limit for which it must be killed.
 async fn limit_exceeded(
     supervisor: Option<&Supervisor>,
-    budget: Budget,
+    budget: &Budget,
     group: Option<&Group>,
     near: &NearLimits,
 ) -> KillReason {
@@ -349,7 +345,7 @@ impl Running for RunningCommand {
     }
 
     fn violations(&mut self) -> Option<mpsc::Receiver<Violation>> {
-        self.supervisor.as_mut()?.violations()
+        self.supervisor.as_mut()?.violations.take()
     }
 
     fn take_operations(&mut self) -> Option<Operations> {
@@ -357,18 +353,22 @@ impl Running for RunningCommand {
     }
 
     fn near_limits(&mut self) -> Option<mpsc::Receiver<NearLimit>> {
-        self.near_limits.take()
+        self.near_limits.reports.take()
     }
 
     fn usage_reader(&self) -> Option<UsageReader> {
-        let of_group =
-            self.sandbox.group().map(|group| UsageReader::of_group(self.budget.reader(group)));
-        let of_watcher = || Some(self.watcher.as_ref()?.usage_reader(self.sandbox.tool()?));
-        of_group.or_else(of_watcher)
+        match (self.sandbox.group(), &self.watcher) {
+            (Some(group), _) => Some(UsageReader(UsageSource::Group(self.budget.reader(group)))),
+            (None, Some(watcher)) => {
+                let latest = watcher.latest.clone();
+                Some(UsageReader(UsageSource::Watched(latest, self.sandbox.tool()?)))
+            }
+            (None, None) => None,
+        }
     }
 
     fn isolation_check(&self) -> Option<IsolationCheck> {
-        self.sandbox.tool().map(IsolationCheck::of)
+        self.sandbox.tool().map(IsolationCheck::new)
     }
 
     async fn kill_tree(&self) {

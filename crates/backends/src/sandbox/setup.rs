@@ -2,7 +2,6 @@
 
 use std::{
     fs, io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::LazyLock,
 };
@@ -40,7 +39,7 @@ const WATCHED_PIDS_MARGIN: u64 = 16;
 ///
 /// # Errors
 /// No filter can be built for the plan's system calls.
-pub(crate) fn of(plan: &Plan) -> Result<Setup, Error> {
+pub(crate) fn for_plan(plan: &Plan) -> Result<Setup, Error> {
     let security =
         plan.security.as_ref().map(|security| security_setup(plan, security)).transpose()?;
     Ok(Setup {
@@ -92,8 +91,8 @@ fn security_setup(plan: &Plan, security: &Security) -> Result<SecuritySetup, Err
     })
 }
 
-/// What a command may read without a decision; `None` if no read waits. Landlock grants whole
-/// trees, so that nothing below one of them can wait.
+/// The paths that a command may read without a decision; `None` if no read waits. Landlock grants
+/// whole trees, so that nothing below one of them can wait.
 fn readable(plan: &Plan, security: &Security) -> Result<Option<Vec<PathBuf>>, Error> {
     if security.asked_reads.is_empty() {
         return Ok(None);
@@ -169,5 +168,5 @@ fn expected_mount(mount: &Mount) -> Option<(PathBuf, ExpectedMount)> {
 /// Which directory is at a path. `None` for a file: the host may replace it at any time.
 fn directory_identity(path: &Path) -> Option<FileIdentity> {
     let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_dir)?;
-    Some(FileIdentity { device: metadata.dev(), inode: metadata.ino() })
+    Some(FileIdentity::from(&metadata))
 }

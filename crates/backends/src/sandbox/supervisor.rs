@@ -40,13 +40,15 @@ const MAX_BUFFERED: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     worker: Worker,
-    reads: Option<AskedReads>,
+    /// The reads that wait for decisions, until somebody takes them.
+    pub(super) reads: Option<AskedReads>,
     operations: Option<Arc<Mutex<Operations>>>,
     limit: Arc<ViolationLimit>,
-    violations: Option<mpsc::Receiver<Violation>>,
+    /// The violations as they happen, until somebody takes them.
+    pub(super) violations: Option<mpsc::Receiver<Violation>>,
 }
 
-/// What responds.
+/// The task or thread that responds.
 #[derive(Debug)]
 enum Worker {
     Task(AbortHandle),
@@ -66,7 +68,8 @@ impl Supervisor {
     pub(crate) fn start(
         listener: OwnedFd,
         launch: OwnedFd,
-        (security, ids): (&Security, Ids),
+        security: &Security,
+        ids: Ids,
         limit: u32,
     ) -> Result<Self, Error> {
         let (sender, violations) = mpsc::channel(MAX_BUFFERED);
@@ -87,8 +90,8 @@ impl Supervisor {
             launch,
             is_launched: false,
             exec_allowed: security.exec,
-            executable_memory: ExecutableMemory::of(security),
-            executions: Executions::of(security),
+            executable_memory: ExecutableMemory::for_plan(security),
+            executions: Executions::for_plan(security),
             remaining: limit.max(1),
             sender: Some(sender),
             unreported: 0,
@@ -103,21 +106,11 @@ impl Supervisor {
         })
     }
 
-    /// The reads that wait for decisions. `None` if none do, and on the second call.
-    pub(crate) fn take_reads(&mut self) -> Option<AskedReads> {
-        self.reads.take()
-    }
-
     /// Takes what was logged. `None` if nothing is.
     pub(crate) fn take_operations(&mut self) -> Option<Operations> {
         let operations = self.operations.take()?;
         let mut operations = operations.lock().unwrap_or_else(PoisonError::into_inner);
         Some(std::mem::take(&mut *operations))
-    }
-
-    /// The violations as they happen. `None` on the second call.
-    pub(crate) fn violations(&mut self) -> Option<mpsc::Receiver<Violation>> {
-        self.violations.take()
     }
 
     /// Waits until there are too many violations. The last call never gets a response.
@@ -157,7 +150,7 @@ struct Responder {
     exec_allowed: bool,
     /// Where the plan lists executables.
     executable_memory: Option<ExecutableMemory>,
-    /// The same, to report programs that are not listed.
+    /// Where the plan lists executables, to report programs that are not listed.
     executions: Option<Executions>,
     /// Violations until the limit is exceeded.
     remaining: u32,
@@ -189,16 +182,7 @@ impl Responder {
     }
 
     async fn run(mut self, listener: AsyncFd<Arc<OwnedFd>>) {
-        while self.remaining > 0 {
-            match next(&listener).await {
-                Ok(Some(call)) => self.handle_logged(call),
-                Ok(None) => break,
-                Err(error) => {
-                    log_end(&error);
-                    break;
-                }
-            }
-        }
+        while self.remaining > 0 && self.handle_next(next(&listener).await) {}
         if self.finish() {
             // If the listener were closed, the kernel would let the pending call return. Keep it
             // open until the supervisor is dropped.
@@ -207,17 +191,13 @@ impl Responder {
         }
     }
 
-    /// The same on a thread.
+    /// As [`Responder::run`], on a thread.
     fn run_blocking(mut self) {
         listener::wake_on_same_processor(&self.listener);
         while self.remaining > 0 {
-            match self.next_blocking() {
-                Ok(Some(call)) => self.handle_logged(call),
-                Ok(None) => break,
-                Err(errno) => {
-                    log_end(&errno.into());
-                    break;
-                }
+            let next = self.next_blocking().map_err(io::Error::from);
+            if !self.handle_next(next) {
+                break;
             }
         }
         if self.finish() {
@@ -245,10 +225,7 @@ impl Responder {
     fn next_blocking(&mut self) -> Result<Option<Notification>, Errno> {
         loop {
             let Some(woken) = &mut self.woken else { return Ok(None) };
-            let [called, was_woken] = match fd::wait_readable(&self.listener, woken.as_fd()) {
-                Err(Errno::INTR) => continue,
-                ready => ready?,
-            };
+            let [called, was_woken] = fd::wait_readable(&self.listener, woken.as_fd(), None)?;
             if woken.is_stopped() || called == fd::Readiness::Closed {
                 return Ok(None);
             }
@@ -266,14 +243,26 @@ impl Responder {
 
     fn wait_until_stopped(&mut self) {
         let Some(woken) = &mut self.woken else { return };
-        while !woken.is_stopped() && fd::wait_readable(woken.as_fd(), woken.as_fd()).is_ok() {
+        while !woken.is_stopped() && fd::wait_readable(woken.as_fd(), woken.as_fd(), None).is_ok() {
             woken.clear();
         }
     }
 
-    fn handle_logged(&mut self, call: Notification) {
-        if let Err(errno) = self.handle(call) {
-            tracing::warn!(%errno, "no response to blocked system call sent");
+    /// Handles a call. Returns whether another one can come.
+    fn handle_next(&mut self, next: io::Result<Option<Notification>>) -> bool {
+        match next {
+            Ok(Some(call)) => {
+                if let Err(errno) = self.handle(call) {
+                    tracing::warn!(%errno, "no response to blocked system call sent");
+                }
+                true
+            }
+            Ok(None) => false,
+            Err(error) => {
+                // Fails closed: a call without a response does not pass.
+                tracing::error!(%error, "blocked system calls can no longer be received");
+                false
+            }
         }
     }
 
@@ -349,7 +338,8 @@ impl Responder {
     fn report(&mut self, call: Notification, kind: &str, syscall: String, path: Option<String>) {
         let Notification { nr, args, .. } = call;
         let violation = Violation { kind: kind.to_owned(), syscall, nr, args, path };
-        let (path, args) = (violation.path.as_deref(), violation.display_args());
+        let path = violation.path.as_deref();
+        let args = violation.display_args();
         tracing::info!(syscall = violation.syscall, nr, args, path, "system call blocked");
         if self.sender.as_ref().is_none_or(|sender| sender.try_send(violation).is_err()) {
             self.unreported += 1;
@@ -382,11 +372,6 @@ fn receive(listener: &Arc<OwnedFd>) -> Result<Option<Notification>, Errno> {
         Err(Errno::NOENT | Errno::INTR) => Ok(None),
         Err(errno) => Err(errno),
     }
-}
-
-/// Fails closed: a call without a response does not pass.
-fn log_end(error: &io::Error) {
-    tracing::error!(%error, "blocked system calls can no longer be received");
 }
 
 #[cfg(test)]
@@ -430,8 +415,7 @@ mod tests {
         let (launch, _) = UnixStream::pair().unwrap();
         let ids = Ids { uid: process::own_uid(), gid: process::own_gid() };
         let supervisor =
-            Supervisor::start(received.recv().unwrap(), launch.into(), (&security, ids), 50)
-                .unwrap();
+            Supervisor::start(received.recv().unwrap(), launch.into(), &security, ids, 50).unwrap();
         begin.send(()).unwrap();
         (supervisor, reader)
     }
@@ -444,7 +428,7 @@ mod tests {
         // The control: while it listens, an allowed read succeeds.
         for is_dropped in [false, true] {
             let (mut supervisor, reader) = start(&file);
-            let mut reads = supervisor.take_reads().unwrap();
+            let mut reads = supervisor.reads.take().unwrap();
             let path = reads.next().await.unwrap().path;
             let supervisor = Some(supervisor).filter(|_| !is_dropped);
             if is_dropped {

@@ -17,10 +17,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{
-    UsageReader,
-    sandbox::{near_limits::NearLimits, outcome::KillReason},
-};
+use crate::sandbox::{near_limits::NearLimits, outcome::KillReason};
 
 /// The interval between two checks.
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -40,7 +37,7 @@ pub(super) struct WatchedLimits {
 
 impl WatchedLimits {
     /// `None` if the plan has no limit to watch.
-    pub(super) fn of(plan: &Plan) -> Option<Self> {
+    pub(super) fn from_plan(plan: &Plan) -> Option<Self> {
         let is_watched = |limit| plan.watched.contains(&limit);
         (!plan.watched.is_empty()).then(|| Self {
             memory_bytes: is_watched(Limit::MemoryBytes).then_some(plan.limits.memory_bytes),
@@ -50,7 +47,7 @@ impl WatchedLimits {
         })
     }
 
-    /// What the processes below `tool` use, and the limit that they exceed. Memory of at least
+    /// Usage of the processes below `tool`, and the limit that they exceed. Memory of at least
     /// `exact_from` is read exactly.
     fn check(self, tool: TreeRoot, exact_from: u64) -> Result<Checked, codelia_sys::Error> {
         let began = thread_cpu_time();
@@ -105,18 +102,19 @@ pub(super) struct Watcher {
     peak_memory_bytes: u64,
     peak_tasks: u64,
     /// The last check, for those that ask.
-    latest: Arc<Mutex<CurrentUsage>>,
+    pub(super) latest: Arc<Mutex<CurrentUsage>>,
 }
 
 impl Watcher {
     pub(super) fn new(limits: WatchedLimits) -> Self {
-        let (next, latest) = (Instant::now(), Arc::default());
-        Self { limits, next, checking: None, peak_memory_bytes: 0, peak_tasks: 0, latest }
-    }
-
-    /// Reads the last check of the processes below `tool`.
-    pub(super) fn usage_reader(&self, tool: TreeRoot) -> UsageReader {
-        UsageReader::of_watcher(self.latest.clone(), tool)
+        Self {
+            limits,
+            next: Instant::now(),
+            checking: None,
+            peak_memory_bytes: 0,
+            peak_tasks: 0,
+            latest: Arc::default(),
+        }
     }
 
     /// The most memory and tasks that a check has seen.
@@ -130,7 +128,8 @@ impl Watcher {
             if self.checking.is_none() {
                 sleep_until(self.next).await;
             }
-            let (limits, exact_from) = (self.limits, near.exact_memory_from());
+            let limits = self.limits;
+            let exact_from = near.exact_memory_from();
             let check = move || limits.check(tool, exact_from);
             let checking = self.checking.get_or_insert_with(|| spawn_blocking(check));
             let checked = checking.await;

@@ -27,7 +27,7 @@ pub(super) enum Argument {
     Equal { index: u32, mask: u64, value: u64 },
     /// At least one of these bits is set.
     AnyBit { index: u32, mask: u64 },
-    /// It is not zero.
+    /// The argument is not zero.
     NotZero { index: u32 },
 }
 
@@ -54,11 +54,11 @@ impl Argument {
 /// How a denied call is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// It is a violation: reported, counted, and failed with `EPERM`.
+    /// The call is a violation: reported, counted, and failed with `EPERM`.
     Violation,
-    /// It fails with this errno and is not reported, because ordinary programs try it.
+    /// The call fails with this errno and is not reported, because ordinary programs try it.
     Fail(Errno),
-    /// It returns success without effect and is not reported.
+    /// The call returns success without effect and is not reported.
     Ignore,
 }
 

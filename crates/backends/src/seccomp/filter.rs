@@ -46,7 +46,7 @@ static CACHE: Mutex<VecDeque<Cached>> = Mutex::new(VecDeque::new());
 /// A filter, with what it was built from.
 #[derive(Debug)]
 struct Cached {
-    /// The same list is compared by its address.
+    /// The list of calls. The same list is compared by its address.
     syscalls: SyscallRules,
     /// Without the names.
     rules: Rules,
@@ -62,19 +62,18 @@ pub(crate) fn filter(security: &Security, seals_memory_files: bool) -> Result<Ar
     if let Some(filter) = cached(security, seals_memory_files) {
         return Ok(filter);
     }
-    let rules = Rules { seals_memory_files, ..Rules::of(security) };
+    let rules = Rules { seals_memory_files, ..Rules::for_plan(security) };
     if REQUIRED.iter().any(|name| !rules.allowed.contains(*name)) {
         return Err(Error::Unenforceable { field: "policy.syscalls" });
     }
-    // The supervisor decides about executable memory.
-    if rules.only_listed && !rules.notify {
-        return Err(Error::Unenforceable { field: "policy.process.allowed_executables" });
-    }
-    if rules.asks && !rules.notify {
-        return Err(Error::Unenforceable { field: "policy.filesystem.mode" });
-    }
-    if rules.logged.any() && !rules.notify {
-        return Err(Error::Unenforceable { field: "policy.logging" });
+    let needs_supervisor = [
+        // The supervisor decides about executable memory.
+        ("policy.process.allowed_executables", rules.only_listed),
+        ("policy.filesystem.mode", rules.asks),
+        ("policy.logging", rules.logged.any()),
+    ];
+    if let Some((field, _)) = needs_supervisor.iter().find(|(_, needs)| *needs && !rules.notify) {
+        return Err(Error::Unenforceable { field });
     }
     let filter: Arc<[u64]> = compile(&rules)?.into();
     let syscalls = security.syscalls.clone();
@@ -103,7 +102,7 @@ fn cache(new: Cached) {
 fn compile(rules: &Rules) -> Result<Vec<u64>, Error> {
     let denials = denial_program(rules)?;
     let always = always_allowed(rules);
-    if let Some(ranges) = Ranges::of(&always)
+    if let Some(ranges) = Ranges::new(&always)
         && let Some(program) =
             ranges.before(&program::chain(&denials, &allow_program(rules, &always)?)?)
     {
@@ -162,10 +161,9 @@ fn conditions(denial: &Denial) -> Vec<Vec<ScmpArgCompare>> {
 /// The allow-list without the calls that are allowed before.
 fn allow_program(rules: &Rules, before: &BTreeSet<u32>) -> Result<Vec<u64>, Error> {
     let mut context = new_context(violation(rules))?;
-    let is_before = |name: &String| {
-        number(name)
-            .and_then(|number| number.try_into().ok())
-            .is_some_and(|number| before.contains(&number))
+    let is_before = |name: &&String| {
+        let number = number(name).and_then(|number| u32::try_from(number).ok());
+        number.is_some_and(|number| before.contains(&number))
     };
     for name in rules.allowed.iter().filter(|name| !is_before(name)) {
         for condition in rules::conditions(name, rules) {
@@ -218,7 +216,7 @@ mod tests {
 
     #[test]
     fn ranges_shorten_the_filter() {
-        let rules = Rules::of(&security(SyscallRules::Allow(syscalls::allowed(false))));
+        let rules = Rules::for_plan(&security(SyscallRules::Allow(syscalls::allowed(false))));
         let without = allow_program(&rules, &BTreeSet::new()).unwrap();
         let without = program::chain(&denial_program(&rules).unwrap(), &without).unwrap();
         let with = compile(&rules).unwrap();

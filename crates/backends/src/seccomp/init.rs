@@ -12,7 +12,7 @@ use super::{
 };
 use crate::Error;
 
-/// What supervising takes: messages, events, signals, reaping, and memory for them.
+/// Calls that supervising takes: messages, events, signals, reaping, and memory for them.
 #[rustfmt::skip]
 const ALLOWED: [&str; 23] = [
     "sendmsg", "recvmsg", "poll", "ppoll", "read", "pread64", "close", "kill", "wait4", "waitid", "getpid", "getrusage",
@@ -43,7 +43,7 @@ fn compile() -> Result<Vec<u64>, Error> {
     let program = program::export(&context)?;
     let allowed =
         ALLOWED.into_iter().filter_map(number).filter_map(|number| number.try_into().ok());
-    let ranges = Ranges::of(&allowed.collect());
+    let ranges = Ranges::new(&allowed.collect());
     // A search of ranges, and nothing after it: when a filter is installed, the kernel runs it for
     // every number of a call, and each sandbox installs its own.
     let shorter = checked_architecture(&program)

@@ -13,12 +13,12 @@ mod program;
 mod ranges;
 mod rules;
 #[cfg(test)]
-mod table;
+mod table_tests;
 
 pub(crate) use self::{
     filter::filter,
     init::init_filter,
     names::{name, number},
     observed::{CHANGES, Form, Name, ObservedCall},
-    rules::Rules,
+    rules::{Rules, is_allowed},
 };

@@ -13,7 +13,7 @@ pub(crate) struct ObservedCall {
     pub(crate) form: Form,
 }
 
-/// What the arguments of a call are, by their index.
+/// The meaning of the arguments of a call, by their index.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Form {
     /// Sends a signal to a process.

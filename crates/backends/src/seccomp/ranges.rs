@@ -44,7 +44,7 @@ enum Target {
 
 impl Ranges {
     /// `None` if there are too many ranges for a filter.
-    pub(super) fn of(numbers: &BTreeSet<u32>) -> Option<Self> {
+    pub(super) fn new(numbers: &BTreeSet<u32>) -> Option<Self> {
         let mut changes = Vec::new();
         for &number in numbers {
             if changes.last() == Some(&number) {
@@ -120,7 +120,7 @@ mod tests {
     const OTHER: u32 = 0x0005_0001;
     const ARCHITECTURE: u32 = 0xc000_003e;
 
-    /// What a program returns for a call, if it has only loads of the number and the architecture,
+    /// The result of a program for a call, if it has only loads of the number and the architecture,
     /// and jumps.
     fn run(program: &[u64], architecture: u32, number: u32) -> u32 {
         let (mut at, mut value) = (0, 0);
@@ -150,7 +150,7 @@ mod tests {
         let sets: [&[u32]; 5] =
             [&[], &[0], &[7], &[0, 1, 2, 5, 6, 9, 300, 301], &[1, 3, 5, 7, 9, 11, 13, 15, 17]];
         for numbers in sets.map(|numbers| numbers.iter().copied().collect::<BTreeSet<u32>>()) {
-            let program = Ranges::of(&numbers).unwrap().before(&rest()).unwrap();
+            let program = Ranges::new(&numbers).unwrap().before(&rest()).unwrap();
             for number in (0..400).chain([u32::MAX, 0x4000_0000]) {
                 let expected = if numbers.contains(&number) { ALLOW } else { OTHER };
                 assert_eq!(
@@ -166,9 +166,9 @@ mod tests {
     #[test]
     fn what_jumps_cannot_reach_is_left_to_the_program() {
         let every_second = |count: u32| (0..count).map(|number| 2 * number).collect();
-        assert!(Ranges::of(&every_second(120)).unwrap().before(&rest()).is_some());
-        assert_eq!(Ranges::of(&every_second(121)), None);
-        let numbers = Ranges::of(&[1].into()).unwrap();
+        assert!(Ranges::new(&every_second(120)).unwrap().before(&rest()).is_some());
+        assert_eq!(Ranges::new(&every_second(121)), None);
+        let numbers = Ranges::new(&[1].into()).unwrap();
         assert_eq!(numbers.before(&rest()[1..]), None, "it checks no architecture first");
     }
 }

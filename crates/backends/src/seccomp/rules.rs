@@ -1,4 +1,5 @@
-//! What a plan allows: calls, and conditions on their arguments. [`super::denials`] come first.
+//! Rules of a plan: the calls that it allows, and conditions on their arguments. [`super::denials`]
+//! come first.
 //!
 //! The filter compares whole 64-bit registers. Where the kernel reads fewer bits, a rule masks
 //! them, or denies values with other bits set.
@@ -55,7 +56,17 @@ const ADDR_NO_RANDOMIZE: u64 = 0x4_0000;
 /// The memfd can never be executed.
 pub(super) const MFD_NOEXEC_SEAL: u64 = 0x8;
 
-/// What a filter depends on.
+/// Whether a plan allows a call, apart from its arguments.
+pub(crate) fn is_allowed(security: &Security, name: &str) -> bool {
+    match &security.syscalls {
+        SyscallRules::Allow(names) => names.iter().any(|allowed| allowed == name),
+        SyscallRules::Deny(names) => {
+            syscalls::is_allowed(name, security.debug) && !names.iter().any(|denied| denied == name)
+        }
+    }
+}
+
+/// The parts of a plan that a filter depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rules {
     pub(super) allowed: BTreeSet<String>,
@@ -76,7 +87,7 @@ pub(crate) struct Rules {
 
 impl Rules {
     /// A deny list removes calls from the default list.
-    pub(crate) fn of(security: &Security) -> Self {
+    pub(crate) fn for_plan(security: &Security) -> Self {
         let allowed = match &security.syscalls {
             SyscallRules::Allow(names) => names.iter().cloned().collect(),
             SyscallRules::Deny(names) => {

@@ -1,6 +1,6 @@
 //! Mode `bwrap`: namespaces and mounts through bubblewrap.
 
-use std::{fs::File, io, ops::RangeInclusive, path::Path};
+use std::{fs::File, io, path::Path};
 
 use codelia_policy::{Mount, Plan, SANDBOX_IDS, VolumeMode};
 use codelia_types::{Mode, NetworkMode};
@@ -9,11 +9,10 @@ use crate::{
     Backend, Error,
     isolation::{INIT, utf8},
     mounts::{overlay, view},
-    probe,
 };
 
 use super::{
-    backend::{InheritedFiles, Tool, ToolBackend, ToolOptions, ToolPaths},
+    backend::{InheritedFiles, Tool, ToolMode, ToolOptions},
     orphans,
 };
 
@@ -22,13 +21,11 @@ use super::{
 /// # Errors
 /// `/proc` cannot be read.
 pub fn bwrap(options: ToolOptions) -> Result<impl Backend + 'static, Error> {
-    ToolBackend::new(Bwrap { sandbox_uids: options.sandbox_uids.clone() }, options)
+    ToolMode::backend(Bwrap, options)
 }
 
 #[derive(Debug)]
-struct Bwrap {
-    sandbox_uids: Option<RangeInclusive<u32>>,
-}
+struct Bwrap;
 
 impl Tool for Bwrap {
     const MODE: Mode = Mode::Bwrap;
@@ -39,22 +36,18 @@ impl Tool for Bwrap {
     fn arguments(
         &self,
         plan: &Plan,
-        paths: &ToolPaths,
+        init: &Path,
         inherited: &mut InheritedFiles,
     ) -> Result<Vec<String>, Error> {
-        let arguments = sandbox_arguments(plan, &paths.init, inherited)?;
+        let arguments = sandbox_arguments(plan, init, inherited)?;
         let list: Vec<u8> =
             arguments.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
         let descriptor = inherited.add("arguments", &list)?;
         Ok(["--args", &descriptor, "--", INIT].map(str::to_owned).to_vec())
     }
 
-    fn sweep(&self, paths: &ToolPaths) -> io::Result<usize> {
-        let is_sandbox_uid = |uid| {
-            self.sandbox_uids.as_ref().is_some_and(|uids| uids.contains(&uid))
-                || probe::is_probe_uid(uid)
-        };
-        orphans::kill(&paths.program, is_sandbox_uid)
+    fn upkeep(&self, program: &Path, is_sandbox_uid: &dyn Fn(u32) -> bool) -> io::Result<usize> {
+        orphans::kill(program, is_sandbox_uid)
     }
 
     fn remedy(&self, message: Option<&str>) -> &'static str {
@@ -75,10 +68,10 @@ impl Tool for Bwrap {
     }
 }
 
-/// The same for every plan. `codelia-init` starts its own session first, creates the cgroup
+/// Options of every plan. `codelia-init` starts its own session first, creates the cgroup
 /// namespace once it is in its cgroup, and drops its capabilities after it has locked the secure
 /// bits, so that it cannot regain any.
-const BASE_ARGUMENTS: [&str; 14] = [
+const BASE_ARGUMENTS: [&str; 13] = [
     "--unshare-user",
     "--unshare-pid",
     "--unshare-ipc",
@@ -92,7 +85,6 @@ const BASE_ARGUMENTS: [&str; 14] = [
     "CAP_SETPCAP",
     "--cap-add",
     "CAP_SYS_ADMIN",
-    "--uid",
 ];
 
 fn sandbox_arguments(
@@ -101,7 +93,7 @@ fn sandbox_arguments(
     inherited: &mut InheritedFiles,
 ) -> Result<Vec<String>, Error> {
     let mut list = Arguments { words: BASE_ARGUMENTS.map(str::to_owned).to_vec(), inherited };
-    list.add([&SANDBOX_IDS.uid.to_string(), "--gid", &SANDBOX_IDS.gid.to_string()]);
+    list.add(["--uid", &SANDBOX_IDS.uid.to_string(), "--gid", &SANDBOX_IDS.gid.to_string()]);
     match plan.network {
         NetworkMode::None => list.add(["--unshare-net"]),
         // codelia-init creates the namespace: bubblewrap's would belong to a user namespace above
@@ -149,14 +141,8 @@ impl Arguments<'_> {
                 self.add([option, utf8(&overlay::mount_point(layer))?, utf8(place)?]);
             }
             Mount::Tmpfs { target, size_bytes } => {
-                self.add([
-                    "--perms",
-                    "1777",
-                    "--size",
-                    &size_bytes.to_string(),
-                    "--tmpfs",
-                    utf8(target)?,
-                ]);
+                let size = size_bytes.to_string();
+                self.add(["--perms", "1777", "--size", &size, "--tmpfs", utf8(target)?]);
             }
             Mount::Proc => self.add(["--proc", "/proc"]),
             Mount::Dev => self.add(["--dev", "/dev"]),
@@ -189,6 +175,7 @@ impl Arguments<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::probe;
 
     fn words(mounts: Vec<Mount>) -> Vec<String> {
         let mut plan =

@@ -1,5 +1,5 @@
 //! Directories that a tool creates on the host for each user and does not remove. The last sandbox
-//! of a user removes them when it ends. The sweep removes those of killed workers.
+//! of a user removes them when it ends. The upkeep removes those of killed workers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,6 +8,8 @@ use std::{
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
+
+use super::status::ProcessStatus;
 
 /// The number of this process's sandboxes for each user.
 static SANDBOXES: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
@@ -100,14 +102,8 @@ fn is_directory_of(path: &Path, uid: u32) -> bool {
 /// The users of all processes. Reads `status`, because root owns the `/proc/PID` directory of a
 /// process that is not dumpable.
 fn users_with_processes() -> io::Result<BTreeSet<u32>> {
-    let processes = fs::read_dir("/proc")?.flatten().map(|entry| entry.path().join("status"));
-    let statuses = processes.filter_map(|path| fs::read_to_string(path).ok());
-    Ok(statuses.filter_map(|status| parse_uid(&status)).collect())
-}
-
-fn parse_uid(status: &str) -> Option<u32> {
-    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    line.split_ascii_whitespace().next()?.parse().ok()
+    let statuses = fs::read_dir("/proc")?.flatten();
+    Ok(statuses.filter_map(|entry| Some(ProcessStatus::read(&entry.path())?.uid)).collect())
 }
 
 #[cfg(test)]

@@ -6,5 +6,6 @@ mod dirs;
 pub(crate) mod nsjail;
 mod orphans;
 mod process;
+mod status;
 
 pub use backend::ToolOptions;

@@ -4,7 +4,6 @@
 use std::{
     fmt::Write,
     io,
-    ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 
@@ -16,11 +15,10 @@ use crate::{
     Backend, Error,
     isolation::{self, INIT, MAX_TERMINALS, utf8},
     mounts::{overlay, view},
-    probe,
 };
 
 use super::{
-    backend::{InheritedFiles, Tool, ToolBackend, ToolOptions, ToolPaths},
+    backend::{InheritedFiles, Tool, ToolMode, ToolOptions},
     dirs,
 };
 
@@ -29,23 +27,17 @@ use super::{
 /// # Errors
 /// `/proc` cannot be read.
 pub fn nsjail(options: ToolOptions) -> Result<impl Backend + 'static, Error> {
-    ToolBackend::new(Nsjail { sandbox_uids: options.sandbox_uids.clone() }, options)
+    ToolMode::backend(Nsjail, options)
 }
 
 #[derive(Debug)]
-struct Nsjail {
-    sandbox_uids: Option<RangeInclusive<u32>>,
-}
+struct Nsjail;
 
-impl Nsjail {
-    /// The user for which nsjail created a directory of this name, if only sandboxes use that user.
-    fn owner_of(&self, directory: &str) -> Option<u32> {
-        let uid = directory.strip_prefix("nsjail.")?;
-        let uid = uid.strip_suffix(".root").or(uid.strip_suffix(".tmp"))?.parse().ok()?;
-        let is_sandbox_uid = self.sandbox_uids.as_ref().is_some_and(|uids| uids.contains(&uid))
-            || probe::is_probe_uid(uid);
-        is_sandbox_uid.then_some(uid)
-    }
+/// The user for which nsjail created a directory of this name, if only sandboxes use that user.
+fn owner_of(directory: &str, is_sandbox_uid: &dyn Fn(u32) -> bool) -> Option<u32> {
+    let uid = directory.strip_prefix("nsjail.")?;
+    let uid = uid.strip_suffix(".root").or(uid.strip_suffix(".tmp"))?.parse().ok()?;
+    is_sandbox_uid(uid).then_some(uid)
 }
 
 impl Tool for Nsjail {
@@ -55,10 +47,10 @@ impl Tool for Nsjail {
     fn arguments(
         &self,
         plan: &Plan,
-        paths: &ToolPaths,
+        init: &Path,
         inherited: &mut InheritedFiles,
     ) -> Result<Vec<String>, Error> {
-        let config = config(plan, &paths.init)?;
+        let config = config(plan, init)?;
         let descriptor = inherited.add("nsjail.cfg", config.as_bytes())?;
         Ok(vec!["--config".to_owned(), format!("/proc/self/fd/{descriptor}")])
     }
@@ -80,12 +72,10 @@ impl Tool for Nsjail {
             .collect()
     }
 
-    fn sweep(&self, _: &ToolPaths) -> io::Result<usize> {
+    fn upkeep(&self, _: &Path, is_sandbox_uid: &dyn Fn(u32) -> bool) -> io::Result<usize> {
+        let owner = |name: &str| owner_of(name, is_sandbox_uid);
         let parents = ["/run/user", "/tmp"].map(Path::new);
-        parents
-            .into_iter()
-            .map(|parent| dirs::remove_abandoned(parent, |name| self.owner_of(name)))
-            .sum()
+        parents.into_iter().map(|parent| dirs::remove_abandoned(parent, owner)).sum()
     }
 
     fn remedy(&self, message: Option<&str>) -> &'static str {
@@ -102,7 +92,7 @@ impl Tool for Nsjail {
     }
 }
 
-/// The same for every plan. `codelia-init` starts its own session first, creates the cgroup
+/// Options of every plan. `codelia-init` starts its own session first, creates the cgroup
 /// namespace once it is in its cgroup, and drops its capabilities after it has locked the secure
 /// bits, so that it cannot regain any.
 const BASE_CONFIG: &str = "\
@@ -135,6 +125,8 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
     ("ptmx", "pts/ptmx"),
 ];
 
+const PROC: &str =
+    "mount { dst: \"/proc\" fstype: \"proc\" rw: true nosuid: true nodev: true noexec: true }";
 const BIND: &str = "is_bind: true nosuid: true nodev: true";
 const TMPFS: &str = "fstype: \"tmpfs\" nosuid: true nodev: true";
 
@@ -187,15 +179,14 @@ impl Config {
                 self.tmpfs(target, &format!("size={size_bytes},mode=1777"), true)
             }
             Mount::Proc => {
-                self.line(
-                    "mount { dst: \"/proc\" fstype: \"proc\" rw: true nosuid: true nodev: true noexec: true }",
-                );
+                self.line(PROC);
                 Ok(())
             }
             Mount::Dev => self.dev(),
             Mount::Symlink { target, to } => self.link(utf8(to)?, utf8(target)?),
             Mount::File { text, .. } => {
-                let (target, content) = (quoted(utf8(place)?), quoted(text));
+                let target = quoted(utf8(place)?);
+                let content = quoted(text);
                 self.line(&format!(
                     "mount {{ dst: {target} src_content: {content} nosuid: true nodev: true }}"
                 ));
@@ -207,7 +198,8 @@ impl Config {
     }
 
     fn bind(&mut self, source: &Path, target: &Path, writable: bool) -> Result<(), Error> {
-        let (source, target) = (quoted(utf8(source)?), quoted(utf8(target)?));
+        let source = quoted(utf8(source)?);
+        let target = quoted(utf8(target)?);
         self.line(&format!("mount {{ src: {source} dst: {target} {BIND} rw: {writable} }}"));
         Ok(())
     }
@@ -221,11 +213,9 @@ impl Config {
     }
 
     fn link(&mut self, to: &str, link: &str) -> Result<(), Error> {
-        self.line(&format!(
-            "mount {{ src: {} dst: {} is_symlink: true }}",
-            quoted(to),
-            quoted(link)
-        ));
+        let to = quoted(to);
+        let link = quoted(link);
+        self.line(&format!("mount {{ src: {to} dst: {link} is_symlink: true }}"));
         Ok(())
     }
 
@@ -262,18 +252,18 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::probe;
 
     #[test]
     fn only_directories_of_sandbox_users_are_swept() {
-        let tool = Nsjail { sandbox_uids: Some(300..=399) };
-        let owner = |name| tool.owner_of(name);
+        let owner = |name| owner_of(name, &|uid| (300..=399).contains(&uid));
         assert_eq!([owner("nsjail.300.root"), owner("nsjail.399.tmp")], [Some(300), Some(399)]);
         for name in
             ["nsjail.400.root", "nsjail.300.other", "nsjail.root", "jail.300.root", "nsjail.-1.tmp"]
         {
             assert_eq!(owner(name), None, "{name}");
         }
-        assert_eq!(Nsjail { sandbox_uids: None }.owner_of("nsjail.300.root"), None);
+        assert_eq!(owner_of("nsjail.300.root", &|_| false), None);
     }
 
     #[test]

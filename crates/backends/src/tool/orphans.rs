@@ -8,6 +8,8 @@ use std::{
 
 use codelia_sys::{Pid, proc_self, process};
 
+use super::status::ProcessStatus;
+
 /// Kills the orphans of a tool that run as sandbox users. Returns how many it killed.
 pub(super) fn kill(program: &Path, is_sandbox_uid: impl Fn(u32) -> bool) -> io::Result<usize> {
     let Some(name) = program.file_name().and_then(|name| name.to_str()) else { return Ok(0) };
@@ -51,25 +53,4 @@ fn is_orphan(
         && is_sandbox_uid(status.uid)
         && namespace.is_ok_and(|namespace| namespace != own_namespace)
         && parent.is_none_or(|parent| parent.name != name)
-}
-
-/// Fields of `/proc/PID/status`.
-struct ProcessStatus {
-    name: String,
-    parent: u32,
-    uid: u32,
-}
-
-impl ProcessStatus {
-    fn read(dir: &Path) -> Option<Self> {
-        let status = fs::read_to_string(dir.join("status")).ok()?;
-        let field =
-            |name: &str| status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim()));
-        let number = |name: &str| field(name)?.split_whitespace().next()?.parse().ok();
-        Some(Self {
-            name: field("Name:")?.to_owned(),
-            parent: number("PPid:")?,
-            uid: number("Uid:")?,
-        })
-    }
 }

@@ -15,7 +15,7 @@ use crate::{
     mounts::overlay::Namespaces,
     sandbox::{
         child::ChildProcess,
-        process::{MountMarkers, SandboxProcess},
+        process::{MountMarkers, SandboxProcess, count},
     },
 };
 
@@ -52,7 +52,7 @@ impl ToolProcess {
             process,
             mode: plan.mode,
             killed: Vec::new(),
-            mounts: MountMarkers::of(plan),
+            mounts: MountMarkers::from_plan(plan),
             dirs: Some(dirs),
             _namespaces: namespaces,
         }
@@ -108,10 +108,9 @@ impl SandboxProcess for ToolProcess {
     }
 
     async fn remove(&mut self) -> Receipt {
-        let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
         Receipt {
             processes: count(self.survivors().await),
-            mounts: count(self.mounts.count()),
+            mounts: self.mounts.count(),
             directories: count(self.dirs.take().map_or(0, ToolDirs::release)),
             ..Receipt::default()
         }

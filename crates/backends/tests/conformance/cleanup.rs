@@ -284,7 +284,7 @@ async fn sweep_kills_orphans_of_killed_bubblewrap() {
         tool.wait().unwrap();
     }
     assert!(process::is_alive(orphan), "the control: the orphan survives without a sweep");
-    fixture.backend.sweep().await.unwrap();
+    fixture.backend.upkeep().await.unwrap();
     eventually("the orphan is dead", || !process::is_alive(orphan)).await;
     assert!(process::is_alive(child) && process::is_alive(stranger));
     process::kill(stranger).unwrap();

@@ -49,7 +49,7 @@ async fn sweep_removes_only_containers_of_dead_workers(fixture: Fixture) {
     std::os::unix::fs::symlink("left", &dead).unwrap();
     let prepared = fixture.backend.prepare(&fixture.plan(&fixture.session())).await.unwrap();
 
-    assert!(fixture.backend.sweep().await.unwrap() >= 2);
+    assert!(fixture.backend.upkeep().await.unwrap() >= 2);
     assert!(!exists(fixture.kind, &left));
     assert!(others.iter().all(|id| exists(fixture.kind, id)));
     assert_eq!(

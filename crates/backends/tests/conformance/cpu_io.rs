@@ -154,7 +154,7 @@ async fn read_rate_is_limited(mut fixture: Fixture) {
             "an ordinary user without a delegated io controller cannot limit reads",
         );
     }
-    if let Err(error) = Device::of(&session.dir) {
+    if let Err(error) = Device::with_file(&session.dir) {
         let prepared = fixture.backend.prepare(&fixture.plan(&session)).await;
         assert!(
             matches!(&prepared, Err(Error::Unenforceable { field }) if *field == FIELD),
@@ -212,7 +212,7 @@ async fn usage_counts_writes_and_processes(fixture: Fixture) {
         for i in 1 2 3 4; do (read line; true) & done < /dev/null; wait";
     let more = fixture.sh(&session, script).await.usage;
     let less = fixture.sh(&session, ":").await.usage;
-    if Device::of(&session.dir).is_ok() {
+    if Device::with_file(&session.dir).is_ok() {
         assert!((6 * MIB..12 * MIB).contains(&more.written_bytes), "{more:?}");
         assert!(less.written_bytes < MIB, "the control: {less:?}");
     }

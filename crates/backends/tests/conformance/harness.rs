@@ -13,8 +13,9 @@ use std::{
 };
 
 use codelia_backends::{
-    Backend, CgroupParent, ContainerOptions, Error, Logical, LogicalOptions, NativeOptions,
-    Operations, Prepared, Running, Stdio, ToolOptions, bwrap, container, native, nsjail,
+    Backend, CgroupParent, ContainerOptions, Error, HostOptions, Logical, LogicalOptions,
+    NativeOptions, Operations, Prepared, Running, Stdio, ToolOptions, bwrap, container, native,
+    nsjail,
 };
 use codelia_policy::{
     Enforceable, HostInfo, Ids, IsolationLevel, Limits, LimitsRequest, Plan, PlanError, PlanTarget,
@@ -353,46 +354,26 @@ pub(crate) fn backend(
     dir: &Path,
     watch_limits: bool,
 ) -> Arc<dyn Backend> {
-    let init = init_path();
+    let host = HostOptions {
+        init: init_path(),
+        cgroup_parent: groups,
+        engine_sockets: vec![engine_socket_in(dir)],
+        watch_limits,
+    };
     match kind {
         Kind::Logical => {
-            Arc::new(Logical::new(LogicalOptions { init, cgroup_parent: groups }).unwrap())
+            let HostOptions { init, cgroup_parent, .. } = host;
+            Arc::new(Logical::new(LogicalOptions { init, cgroup_parent }).unwrap())
         }
-        Kind::Bwrap => Arc::new(
-            bwrap(ToolOptions {
-                init,
-                program: "bwrap".into(),
-                cgroup_parent: groups,
-                sandbox_uids: Some(ORPHANS),
-                engine_sockets: vec![engine_socket_in(dir)],
-                watch_limits,
-            })
-            .unwrap(),
-        ),
+        Kind::Bwrap => {
+            let sandbox_uids = Some(ORPHANS);
+            Arc::new(bwrap(ToolOptions { host, program: "bwrap".into(), sandbox_uids }).unwrap())
+        }
         Kind::Nsjail => {
             let program = std::env::var_os("CODELIA_NSJAIL").map_or("nsjail".into(), PathBuf::from);
-            Arc::new(
-                nsjail(ToolOptions {
-                    init,
-                    program,
-                    cgroup_parent: groups,
-                    sandbox_uids: None,
-                    engine_sockets: vec![engine_socket_in(dir)],
-                    watch_limits,
-                })
-                .unwrap(),
-            )
+            Arc::new(nsjail(ToolOptions { host, program, sandbox_uids: None }).unwrap())
         }
-        Kind::Native => Arc::new(
-            native(NativeOptions {
-                init,
-                cgroup_parent: groups,
-                engine_sockets: vec![engine_socket_in(dir)],
-                watch_limits,
-                max_zygotes: 8,
-            })
-            .unwrap(),
-        ),
+        Kind::Native => Arc::new(native(NativeOptions { host, max_zygotes: 8 }).unwrap()),
         Kind::Runc | Kind::Runsc | Kind::Podman => {
             Arc::new(container(container_options(kind, dir)).unwrap())
         }

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use codelia_backends::{Error, ToolOptions, bwrap};
+use codelia_backends::{Error, HostOptions, ToolOptions, bwrap};
 use codelia_init::Step;
 
 use crate::harness::{Fixture, Kind, group_parent, init_path};
@@ -27,17 +27,13 @@ async fn failed_step(fixture: &mut Fixture, without: &str, options: &str) -> Opt
         fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     }
     let groups = group_parent();
-    fixture.backend = Arc::new(
-        bwrap(ToolOptions {
-            init: init_path(),
-            program,
-            cgroup_parent: groups,
-            sandbox_uids: None,
-            engine_sockets: Vec::new(),
-            watch_limits: false,
-        })
-        .unwrap(),
-    );
+    let host = HostOptions {
+        init: init_path(),
+        cgroup_parent: groups,
+        engine_sockets: Vec::new(),
+        watch_limits: false,
+    };
+    fixture.backend = Arc::new(bwrap(ToolOptions { host, program, sandbox_uids: None }).unwrap());
     let session = fixture.session();
     match fixture.backend.prepare(&fixture.plan(&session)).await {
         Ok(prepared) => {

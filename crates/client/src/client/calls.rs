@@ -60,6 +60,7 @@ macro_rules! lists {
                 page_size: i32,
                 page_token: String,
             ) -> Result<(Vec<v1::$item>, String), Status> {
+                #[allow(clippy::needless_update, reason = "some requests have no other field")]
                 let request = v1::$request { page_size, page_token, ..self };
                 let page = client.$service().$method(request).await?.into_inner();
                 Ok((page.$field, page.next_page_token))

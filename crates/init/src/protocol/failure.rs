@@ -17,7 +17,7 @@ pub struct Failure {
 impl Failure {
     /// A step failed with this errno.
     #[must_use]
-    pub fn new(step: Step, errno: Errno) -> Self {
+    pub const fn new(step: Step, errno: Errno) -> Self {
         Self { step, errno: errno.raw_os_error() }
     }
 }

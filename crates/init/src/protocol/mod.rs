@@ -23,12 +23,14 @@ mod zygote;
 use std::{
     collections::BTreeMap,
     fmt,
+    fs::Metadata,
     net::{IpAddr, SocketAddr},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-pub use codelia_sys::process::ExitStatus;
+pub use codelia_sys::process::{ChildrenUsage, ExitStatus, NAMESPACES};
 use codelia_sys::{pty::WindowSize, rlimit::Resource};
 pub use failure::{Failure, Step};
 use serde::{Deserialize, Serialize};
@@ -79,11 +81,11 @@ pub struct Overlay {
     pub name: String,
     /// Paths below the source to hide, without symlinks in them.
     pub hidden: Vec<PathBuf>,
-    /// What the source is, and what becomes of changes.
+    /// The kind of the source, which decides what becomes of changes.
     pub kind: OverlayKind,
 }
 
-/// What the source of an overlay is.
+/// The kinds of sources of an overlay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OverlayKind {
@@ -154,7 +156,7 @@ pub struct SecuritySetup {
     /// The network that init creates, while it holds `CAP_SYS_ADMIN` and `CAP_NET_ADMIN` in its
     /// user namespace; `None` if it has one.
     pub egress: Option<Egress>,
-    /// What init changes in the mounts before it checks them; `None` if it may not mount.
+    /// Changes that init makes in the mounts before it checks them; `None` if it may not mount.
     pub view: Option<View>,
     /// The environment that init checks before it continues.
     pub expected: ExpectedEnvironment,
@@ -173,7 +175,7 @@ pub struct SecuritySetup {
     pub notify: bool,
 }
 
-/// What init changes in the mounts of a sandbox, in a mount namespace and a cgroup namespace of its
+/// Changes that init makes in the mounts of a sandbox, in a mount and a cgroup namespace of its
 /// own, while it holds `CAP_SYS_ADMIN` in its user namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
@@ -190,7 +192,7 @@ pub struct View {
     pub owns_mounts: bool,
 }
 
-/// What init changes in the mounts of a workspace. Its directories exist.
+/// Changes that init makes in the mounts of a workspace. The directories of it exist.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkspaceLayout {
     /// The mount point of the workspace.
@@ -259,20 +261,17 @@ pub struct FileIdentity {
     pub inode: u64,
 }
 
-/// The namespaces of a process, by their names in `/proc/self/ns`.
-pub const NAMESPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
-
 /// The environment that init must find. It must also be PID 1 of its namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpectedEnvironment {
-    /// What is expected of each of the [`NAMESPACES`].
+    /// The expectation for each of the [`NAMESPACES`].
     pub namespaces: BTreeMap<String, ExpectedNamespace>,
     /// All mounts, by mount point. Init refuses any other.
     pub mounts: BTreeMap<PathBuf, ExpectedMount>,
     /// The directory whose mounts are not checked, because a mask covers it.
     pub covered: Option<PathBuf>,
-    /// What `/proc` may show next to the processes: everything else is masked. `None` if the kernel
-    /// is not the host's.
+    /// Entries that `/proc` may show next to the processes: all others are masked. `None` if the
+    /// kernel is not the host's.
     pub shown_in_proc: Option<Vec<String>>,
     /// The host name; `None` for any.
     pub hostname: Option<String>,
@@ -286,6 +285,21 @@ pub struct ExpectedEnvironment {
     pub reports_restrictions: bool,
 }
 
+impl From<&Metadata> for FileIdentity {
+    fn from(metadata: &Metadata) -> Self {
+        Self { device: metadata.dev(), inode: metadata.ino() }
+    }
+}
+
+impl ExpectedMount {
+    /// A read-only mount, of this type if there is one.
+    #[must_use]
+    pub fn read_only(file_system: Option<&str>) -> Self {
+        let file_system = file_system.map(str::to_owned);
+        Self { writable: Some(false), file_system, ..Self::default() }
+    }
+}
+
 impl ExpectedEnvironment {
     /// The expected mount in which another mount point is.
     #[must_use]
@@ -294,7 +308,7 @@ impl ExpectedEnvironment {
     }
 }
 
-/// What is expected of a namespace.
+/// The expectation for a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExpectedNamespace {
@@ -382,18 +396,12 @@ pub enum Report {
 }
 
 /// How the command ended, and what its processes used.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
     /// How the command ended.
     pub status: ExitStatus,
-    /// User and system time of reaped processes.
-    pub cpu_time: Duration,
-    /// The largest resident memory of a single process.
-    pub peak_memory_bytes: u64,
-    /// Bytes read from devices.
-    pub read_bytes: u64,
-    /// Bytes written to files.
-    pub written_bytes: u64,
+    /// The use of reaped processes.
+    pub usage: ChildrenUsage,
     /// How often a process tried to reach an address without a route. 0 if the network is not the
     /// sandbox's own.
     pub unreachable_attempts: u64,

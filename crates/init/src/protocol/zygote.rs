@@ -31,7 +31,7 @@ pub struct StartRequest {
     pub are_mounts_checked: bool,
 }
 
-/// What the sandboxes of a session have in common: user, mount, UTS and network namespaces. A
+/// The common part of a session's sandboxes: user, mount, UTS and network namespaces. A
 /// process with the session's user holds them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Zygote {

@@ -17,15 +17,16 @@ use std::{
 
 use codelia_init::{Failure, HOST_PROC, Report, StartRequest, Step, Zygote, ZygoteRequest};
 use codelia_sys::{
-    Errno, fd, mount,
+    fd, mount,
     process::{self, IsolatedChild, Reaped, SingleThread},
     signal::{self, ChildEvents},
     user_namespace,
 };
 
 use crate::{
-    control::Control,
+    control::{Control, UNEXPECTED},
     failure::{at, at_io},
+    process_tree,
     setup::{Inherited, join_cgroups},
     view::Made,
 };
@@ -51,15 +52,12 @@ pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
     process::set_name(c"codelia-session").map_err(at(Step::LeaveSession))?;
     signal::block_all().map_err(at(Step::BlockSignals))?;
     let events = ChildEvents::open().map_err(at(Step::BlockSignals))?;
-    let Some(ZygoteRequest::Create(zygote)) = control.receive_message()? else {
-        return Err(Failure::new(Step::Protocol, Errno::PROTO));
-    };
+    let ZygoteRequest::Create(zygote) = control.expect_message()? else { return Err(UNEXPECTED) };
     let (made, networks) = create(&zygote)?;
     control.send(&Report::Ready, &[])?;
     let mut holder = Holder { process, zygote: *zygote, made, networks };
     loop {
-        let (has_request, child_ended) =
-            signal::wait_readable(&*control, &events, None).map_err(at(Step::Supervise))?;
+        let [has_request, child_ended] = process_tree::wait(control, &events, None)?;
         if child_ended {
             events.clear().map_err(at(Step::Supervise))?;
             holder.reap()?;
@@ -75,9 +73,7 @@ pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
                         let start = Start::receive(control, request)?;
                         holder.start(control, start)?;
                     }
-                    ZygoteRequest::Create(_) => {
-                        return Err(Failure::new(Step::Protocol, Errno::PROTO));
-                    }
+                    ZygoteRequest::Create(_) => return Err(UNEXPECTED),
                 }
             }
         }
@@ -86,7 +82,7 @@ pub(crate) fn serve(control: &mut Control<Stdin>) -> Result<(), Failure> {
 
 /// A sandbox to start.
 struct Start {
-    /// Its control socket.
+    /// The control socket of the sandbox.
     socket: OwnedFd,
     /// The directory of the cgroup to start it in.
     group: Option<OwnedFd>,
@@ -134,7 +130,8 @@ impl Holder {
 
     fn fork(&mut self, start: &mut Start) -> Result<IsolatedChild, Failure> {
         let network = self.networks.enter_free().map_err(at(Step::ZygoteNetwork))?;
-        let (zygote, made) = (&self.zygote, &self.made);
+        let zygote = &self.zygote;
+        let made = &self.made;
         let group = start.group.take();
         let group = group.as_ref().map(AsFd::as_fd);
         let child = |is_in_group| run(zygote, made, start, is_in_group);
@@ -163,7 +160,8 @@ fn run(zygote: &Zygote, made: &Made, start: &mut Start, is_in_group: bool) -> i3
             join_cgroups(std::mem::take(&mut start.joins))?;
         }
         become_init(zygote)?;
-        let (setup, are_mounts_checked) = (&zygote.setup, start.are_mounts_checked);
+        let setup = &zygote.setup;
+        let are_mounts_checked = start.are_mounts_checked;
         crate::serve(&mut control, Some(Inherited { setup, made, are_mounts_checked }))
     });
     match served {
@@ -181,7 +179,8 @@ fn become_init(zygote: &Zygote) -> Result<(), Failure> {
     process::set_name(c"codelia-init").map_err(at(Step::JoinZygote))?;
     // Only a dumpable process may write its maps. Init makes itself undumpable next.
     process::set_dumpable().map_err(at(Step::JoinZygote))?;
-    let (uids, gids) = ((zygote.uid, zygote.uid), (zygote.gid, zygote.gid));
+    let uids = (zygote.uid, zygote.uid);
+    let gids = (zygote.gid, zygote.gid);
     user_namespace::map_ids(Path::new(HOST_PROC), uids, gids).map_err(at(Step::JoinZygote))?;
     mounts::create_own(&zygote.own_mounts).map_err(at_io(Step::OwnMounts))
 }

@@ -37,7 +37,7 @@ const DEV_LINKS: [(&str, &str); 6] = [
     ("ptmx", "pts/ptmx"),
 ];
 
-/// What a mount needs of the host, which is out of reach once the root has changed.
+/// Things that a mount needs of the host, which is out of reach once the root has changed.
 enum Source {
     Tree(OwnedFd),
     File(File),

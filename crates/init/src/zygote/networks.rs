@@ -51,7 +51,7 @@ impl Networks {
         if self.kept.len() < MAX_KEPT {
             return self.add().map(Some);
         }
-        // It is gone with its sandbox, once this process has entered another one.
+        // The network is gone with its sandbox, once this process has entered another one.
         new_network().map(|()| None)
     }
 

@@ -44,7 +44,7 @@ impl Device {
     ///
     /// # Errors
     /// `ENODEV` if the file system is not on a single disk.
-    pub fn of(path: &Path) -> Result<Self, Error> {
+    pub fn with_file(path: &Path) -> Result<Self, Error> {
         let stat = rustix::fs::stat(path).map_err(|errno| Error::new("stat", path, errno))?;
         let device = format!("/sys/dev/block/{}:{}", major(stat.st_dev), minor(stat.st_dev));
         // Limits apply to the disk, not to a partition of it.
@@ -106,6 +106,6 @@ mod tests {
 
     #[test]
     fn proc_is_on_no_disk() {
-        assert_eq!(Device::of(Path::new("/proc/self")).unwrap_err().errno, Errno::NODEV);
+        assert_eq!(Device::with_file(Path::new("/proc/self")).unwrap_err().errno, Errno::NODEV);
     }
 }

@@ -54,11 +54,9 @@ pub struct Usage {
 /// does nothing.
 #[derive(Debug, Default)]
 pub struct Group {
-    memory: Option<GroupDir>,
-    pids: Option<GroupDir>,
+    /// The directories that count what the processes use.
+    counted: GroupReader,
     cpu: Option<GroupDir>,
-    cpuacct: Option<GroupDir>,
-    io: Option<GroupDir>,
     /// Directories that go to the pool when the others are removed.
     pooled: Vec<GroupDir>,
     pool: Option<Arc<Pool>>,
@@ -106,9 +104,13 @@ impl Group {
             }
             Ok(dir)
         };
-        let (memory, pids) = (find(Controller::Memory)?, find(Controller::Pids)?);
-        let cpuacct = find(Controller::Cpuacct)?;
-        Ok(Self { memory: Some(memory), pids: Some(pids), cpuacct: Some(cpuacct), ..group })
+        let counted = GroupReader {
+            memory: Some(find(Controller::Memory)?),
+            pids: Some(find(Controller::Pids)?),
+            cpuacct: Some(find(Controller::Cpuacct)?),
+            io: None,
+        };
+        Ok(Self { counted, ..group })
     }
 
     fn create_dirs(
@@ -120,17 +122,17 @@ impl Group {
         if let Some(bytes) = limits.memory_bytes {
             let dir = self.add_dir(hierarchy, Controller::Memory, name)?;
             dir.limit_memory(bytes)?;
-            self.memory = Some(dir);
+            self.counted.memory = Some(dir);
         }
         if let Some(max) = limits.pids {
             let dir = self.add_dir(hierarchy, Controller::Pids, name)?;
             dir.limit_pids(max)?;
-            self.pids = Some(dir);
+            self.counted.pids = Some(dir);
         }
         // A reader of an ended cgroup fails because the other directories are gone. A directory of
         // the pool has an old quota, which this limit replaces.
-        let is_poolable = self.memory.is_some()
-            && self.pids.is_some()
+        let is_poolable = self.counted.memory.is_some()
+            && self.counted.pids.is_some()
             && limits.cpu_millicores.is_some_and(|millis| !has_own_period(millis));
         self.pool = is_poolable.then(|| hierarchy.pool.clone());
         if let Some(millis) = limits.cpu_millicores {
@@ -139,7 +141,7 @@ impl Group {
             self.cpu = Some(dir);
         }
         // Only for counting, so a host that cannot do it is fine.
-        self.cpuacct = self.add_dir(hierarchy, Controller::Cpuacct, name).ok();
+        self.counted.cpuacct = self.add_dir(hierarchy, Controller::Cpuacct, name).ok();
         Ok(())
     }
 
@@ -192,7 +194,7 @@ impl Group {
         hierarchy.parent(controller)?.create(controller)?;
         let dir = self.add_dir(hierarchy, controller, &name)?;
         if controller == Controller::Io {
-            self.io = Some(dir.clone());
+            self.counted.io = Some(dir.clone());
         }
         Ok(dir)
     }
@@ -202,7 +204,7 @@ impl Group {
     /// # Errors
     /// The limit cannot be set.
     pub fn limit_pids(&self, max: u64) -> Result<(), Error> {
-        self.pids.as_ref().map_or(Ok(()), |dir| dir.limit_pids(max))
+        self.counted.pids.as_ref().map_or(Ok(()), |dir| dir.limit_pids(max))
     }
 
     /// Limits the buffers of sockets that are opened from now on, where they do not count as
@@ -212,7 +214,7 @@ impl Group {
     /// # Errors
     /// The limit cannot be set.
     pub fn limit_sockets(&self, memory_bytes: u64) -> Result<(), Error> {
-        self.memory.as_ref().map_or(Ok(()), |dir| dir.limit_sockets(memory_bytes))
+        self.counted.memory.as_ref().map_or(Ok(()), |dir| dir.limit_sockets(memory_bytes))
     }
 
     /// Whether the buffers of sockets use too much of this memory limit; `None` if they count as
@@ -221,7 +223,7 @@ impl Group {
     /// # Errors
     /// The file cannot be read or parsed.
     pub fn sockets_exceed(&self, memory_bytes: u64) -> Result<Option<bool>, Error> {
-        self.memory.as_ref().map_or(Ok(None), |dir| dir.sockets_exceed(memory_bytes))
+        self.counted.memory.as_ref().map_or(Ok(None), |dir| dir.sockets_exceed(memory_bytes))
     }
 
     /// Opens the descriptors with which a single-threaded process joins the cgroup, each by
@@ -240,7 +242,7 @@ impl Group {
     /// alone.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// The directory cannot be opened.
     pub fn open_directory(&self) -> Result<Option<OwnedFd>, Error> {
         match self.dirs.as_slice() {
             [dir] if dir.version == Version::V2 => dir.open().map(Some),
@@ -253,44 +255,25 @@ impl Group {
     /// # Errors
     /// A file cannot be read or parsed.
     pub fn usage(&self) -> Result<Usage, Error> {
-        let peak = self.memory.as_ref().map(GroupDir::peak_memory).transpose();
+        let memory = self.counted.memory.as_ref();
+        let pids = self.counted.pids.as_ref();
         // The engine's own threads were in an external cgroup first, so its peak says nothing. Not
         // every kernel counts peaks.
-        let own_pids = self.pids.as_ref().filter(|_| !self.is_external);
+        let own_pids = pids.filter(|_| !self.is_external);
         Ok(Usage {
             cpu_time: self.cpu_time()?,
-            peak_memory_bytes: match peak {
-                // Kernels before 5.19 have no peak in version 2.
-                Err(error) if error.errno == Errno::NOENT => None,
-                result => result?,
-            },
-            oom_kills: self
-                .memory
-                .as_ref()
-                .map(GroupDir::oom_kills)
-                .transpose()?
-                .unwrap_or_default(),
-            pids_refused: self
-                .pids
-                .as_ref()
-                .map(GroupDir::pids_refused)
-                .transpose()?
-                .unwrap_or_default(),
+            peak_memory_bytes: memory.map(GroupDir::peak_memory).transpose()?.flatten(),
+            oom_kills: memory.map_or(Ok(0), GroupDir::oom_kills)?,
+            pids_refused: pids.map_or(Ok(0), GroupDir::pids_refused)?,
             peak_pids: own_pids.and_then(|dir| dir.peak_pids().ok()),
-            io_bytes: self.io.as_ref().and_then(|dir| dir.io_bytes().ok()),
+            io_bytes: self.counted.io.as_ref().and_then(|dir| dir.io_bytes().ok()),
         })
     }
 
     /// Reads what the processes use, from any thread.
     #[must_use]
     pub fn reader(&self) -> GroupReader {
-        let Self { memory, pids, cpuacct, io, .. } = self;
-        GroupReader {
-            memory: memory.clone(),
-            pids: pids.clone(),
-            cpuacct: cpuacct.clone(),
-            io: io.clone(),
-        }
+        self.counted.clone()
     }
 
     /// The CPU time used so far; `None` if it is not counted.
@@ -298,7 +281,7 @@ impl Group {
     /// # Errors
     /// The file cannot be read or parsed.
     pub fn cpu_time(&self) -> Result<Option<Duration>, Error> {
-        self.cpuacct.as_ref().map(GroupDir::cpu_time).transpose()
+        self.counted.cpu_time()
     }
 
     /// Whether each of its directories has a process.
@@ -366,7 +349,7 @@ impl Group {
     }
 
     fn kill_listed(&self, spared: Option<Pid>) -> Result<(), Error> {
-        if let Some(dir) = &self.pids {
+        if let Some(dir) = &self.counted.pids {
             // First forbid new processes: a fork bomb could outrun the list.
             match dir.limit_pids(0) {
                 // An earlier call of `remove` found no process in it.
@@ -390,10 +373,10 @@ impl Group {
         self.remove_dirs()?;
         for dir in mem::take(&mut self.pooled) {
             if self.pool.as_ref().is_some_and(|pool| pool.keep(&dir)) {
-                // It may be another cgroup's already.
+                // The directory may be another cgroup's already.
                 let is_other = |own: &GroupDir| *own != dir;
                 self.cpu = self.cpu.take().filter(is_other);
-                self.cpuacct = self.cpuacct.take().filter(is_other);
+                self.counted.cpuacct = self.counted.cpuacct.take().filter(is_other);
             } else {
                 self.dirs.push(dir);
             }

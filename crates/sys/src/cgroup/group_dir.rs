@@ -126,33 +126,28 @@ impl GroupDir {
     }
 
     pub(super) fn oom_kills(&self) -> Result<u64, Error> {
-        match self.version {
-            Version::V1 => self.read_key("memory.oom_control", "oom_kill"),
-            Version::V2 => self.read_key("memory.events", "oom_kill"),
-        }
+        self.read_key(self.by_version("memory.oom_control", "memory.events"), "oom_kill")
     }
 
-    pub(super) fn peak_memory(&self) -> Result<u64, Error> {
-        match self.version {
-            Version::V1 => self.read_number("memory.max_usage_in_bytes"),
-            Version::V2 => self.read_number("memory.peak"),
+    /// The largest memory so far; `None` in version 2 of kernels before 5.19.
+    pub(super) fn peak_memory(&self) -> Result<Option<u64>, Error> {
+        match self.read_number(self.by_version("memory.max_usage_in_bytes", "memory.peak")) {
+            Err(error) if error.errno == Errno::NOENT => Ok(None),
+            result => result.map(Some),
         }
     }
 
     /// Memory that counts towards the limit, with cached files.
     pub(super) fn current_memory(&self) -> Result<u64, Error> {
-        match self.version {
-            Version::V1 => self.read_number("memory.usage_in_bytes"),
-            Version::V2 => self.read_number("memory.current"),
-        }
+        self.read_number(self.by_version("memory.usage_in_bytes", "memory.current"))
     }
 
     /// Memory of cached files, without those in a tmpfs.
     pub(super) fn page_cache(&self) -> Result<u64, Error> {
-        let keys = match self.version {
-            Version::V1 => ["total_inactive_file", "total_active_file"],
-            Version::V2 => ["inactive_file", "active_file"],
-        };
+        let keys = self.by_version(
+            ["total_inactive_file", "total_active_file"],
+            ["inactive_file", "active_file"],
+        );
         let text = self.read("memory.stat")?;
         let [inactive, active] = keys.map(|key| self.key("memory.stat", &text, key));
         Ok(inactive?.saturating_add(active?))
@@ -197,10 +192,7 @@ impl GroupDir {
     /// Opens the file into which a single-threaded process writes `0` to enter. In version 1 that
     /// is `tasks`, which moves one thread and avoids the host-wide lock over forks.
     pub(super) fn open_for_joining(&self) -> Result<OwnedFd, Error> {
-        let path = self.path.join(match self.version {
-            Version::V1 => "tasks",
-            Version::V2 => "cgroup.procs",
-        });
+        let path = self.path.join(self.by_version("tasks", "cgroup.procs"));
         let file = File::options().write(true).open(&path).map_err(Error::io("open", &path))?;
         Ok(file.into())
     }
@@ -219,6 +211,14 @@ impl GroupDir {
     pub(super) fn read(&self, name: &str) -> Result<String, Error> {
         let path = self.path.join(name);
         fs::read_to_string(&path).map_err(Error::io("read", path))
+    }
+
+    /// Chooses by the version of the hierarchy.
+    fn by_version<T>(&self, v1: T, v2: T) -> T {
+        match self.version {
+            Version::V1 => v1,
+            Version::V2 => v2,
+        }
     }
 
     fn read_number(&self, name: &str) -> Result<u64, Error> {
@@ -298,7 +298,7 @@ mod tests {
             ("cpu.stat", "usage_usec 1500\nuser_usec 1000\n"),
             ("pids.events", "max 5\n"),
         ]);
-        assert_eq!(group.peak_memory(), Ok(8192));
+        assert_eq!(group.peak_memory(), Ok(Some(8192)));
         assert_eq!(group.oom_kills(), Ok(2));
         assert_eq!(group.cpu_time(), Ok(Duration::from_micros(1500)));
         assert_eq!(group.pids_refused(), Ok(5));

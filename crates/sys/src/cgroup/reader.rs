@@ -1,13 +1,13 @@
-//! What the processes of a cgroup use at this moment.
+//! Usage of the processes of a cgroup at this moment.
 
 use std::time::Duration;
 
-use rustix::{io::Errno, process::Pid};
+use rustix::process::Pid;
 
 use super::group_dir::GroupDir;
 use crate::{Error, process::parse_pids};
 
-/// What the processes of a cgroup use now. `None` is not counted.
+/// Usage of the processes of a cgroup at one moment. `None` is not counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CurrentUsage {
     /// User and system time so far.
@@ -26,7 +26,7 @@ pub struct CurrentUsage {
 
 /// Reads what the processes of a cgroup use, from any thread. Does not keep the cgroup: reading
 /// fails once it is removed.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct GroupReader {
     pub(super) memory: Option<GroupDir>,
     pub(super) pids: Option<GroupDir>,
@@ -41,6 +41,14 @@ impl GroupReader {
         Self { pids: None, ..self }
     }
 
+    /// The CPU time used so far; `None` if it is not counted.
+    ///
+    /// # Errors
+    /// As [`GroupReader::read`].
+    pub fn cpu_time(&self) -> Result<Option<Duration>, Error> {
+        self.cpuacct.as_ref().map(GroupDir::cpu_time).transpose()
+    }
+
     /// All that is counted.
     ///
     /// # Errors
@@ -49,13 +57,9 @@ impl GroupReader {
         let memory = self.memory.as_ref();
         // Before its peak, which is then not below it.
         let memory_bytes = memory.map(GroupDir::current_memory).transpose()?;
-        let peak = match memory.map(GroupDir::peak_memory).transpose() {
-            // Kernels before 5.19 have no peak in version 2.
-            Err(error) if error.errno == Errno::NOENT => None,
-            result => result?,
-        };
+        let peak = memory.map(GroupDir::peak_memory).transpose()?.flatten();
         Ok(CurrentUsage {
-            cpu_time: self.cpuacct.as_ref().map(GroupDir::cpu_time).transpose()?,
+            cpu_time: self.cpu_time()?,
             memory_bytes,
             page_cache_bytes: memory.map(GroupDir::page_cache).transpose()?,
             peak_memory_bytes: peak,
@@ -69,7 +73,7 @@ impl GroupReader {
     ///
     /// # Errors
     /// As [`GroupReader::read`].
-    pub fn held_memory(&self, from: u64) -> Result<Option<u64>, Error> {
+    pub fn unreclaimable_memory(&self, from: u64) -> Result<Option<u64>, Error> {
         let Some(dir) = &self.memory else { return Ok(None) };
         let memory = dir.current_memory()?;
         let cached = if memory < from { 0 } else { dir.page_cache()? };

@@ -58,7 +58,7 @@ impl PidFd {
         rustix::process::pidfd_open(pid, PidfdFlags::empty()).map(Self)
     }
 
-    /// Its pid in the PID namespace of this process; `None` if it has ended.
+    /// The pid that the process has in the PID namespace of this one; `None` if it has ended.
     ///
     /// # Errors
     /// As `open(2)` and `read(2)`.
@@ -119,7 +119,7 @@ pub fn descendants(pid: Pid) -> Result<Vec<Pid>, Error> {
     while let Some(&parent) = found.get(next) {
         match children(parent) {
             Ok(more) => found.extend(more),
-            // It ended meanwhile and its children have another parent.
+            // The process ended meanwhile and its children have another parent.
             Err(error) if matches!(error.errno, Errno::NOENT | Errno::SRCH) => {}
             Err(error) => return Err(error),
         }

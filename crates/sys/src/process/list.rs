@@ -17,9 +17,9 @@ const MAX_COMMAND: u64 = 4096;
 /// A process, with ids of the innermost PID namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedProcess {
-    /// Its id on the host.
+    /// The id of the process on the host.
     pub host_pid: Pid,
-    /// Its id.
+    /// The id of the process in the sandbox.
     pub pid: u64,
     /// The id of its parent; 0 if that is not listed.
     pub parent_pid: u64,
@@ -31,7 +31,7 @@ pub struct ListedProcess {
     pub memory_bytes: u64,
     /// Number of threads.
     pub threads: u64,
-    /// Its name. The process can write anything here.
+    /// The name of the process, which can write anything here.
     pub name: String,
     /// The start of the command line, with spaces between the words. The process can write anything
     /// here.
@@ -39,7 +39,7 @@ pub struct ListedProcess {
 }
 
 /// Describes processes, by id, without the first one: the process whose parent is none of them.
-/// Those that have ended are left out.
+/// Processes that have ended are left out.
 #[must_use]
 pub fn list(pids: &[Pid]) -> Vec<ListedProcess> {
     let read: HashMap<u64, (u64, ListedProcess)> =

@@ -16,7 +16,7 @@ pub use own::{
     die_with_parent, new_session, own_gid, own_pid, own_uid, set_controlling_terminal,
     set_dumpable, set_host_name, set_name, set_not_dumpable, thread_cpu_time,
 };
-pub use place::{Place, first_of_namespace, program_name};
+pub use place::{NAMESPACES, Place, first_of_namespace, program_name};
 pub use reap::{ChildrenUsage, ExitStatus, Reaped, children_usage, reap_next, try_reap};
 pub use single_thread::{IsolatedChild, SingleThread, exec};
 pub use tree::{Tree, TreeRoot};

@@ -114,7 +114,8 @@ fn working_directory() -> Result<PathBuf, Errno> {
 /// # Errors
 /// As `setgroups(2)`, `setresgid(2)` and `setresuid(2)`.
 pub fn change_user(uid: u32, gid: u32) -> Result<(), Errno> {
-    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    let uid = Uid::from_raw(uid);
+    let gid = Gid::from_raw(gid);
     // Unlike the system calls, the functions of the C library change every thread.
     let changed = setgroups(&[])
         .and_then(|()| setresgid(gid, gid, gid))

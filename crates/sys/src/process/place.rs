@@ -4,8 +4,8 @@ use std::{fs, io, path::PathBuf};
 
 use rustix::process::Pid;
 
-/// The kinds of namespaces, as in `/proc/PID/ns`.
-const NAMESPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
+/// The kinds of namespaces, by their names in `/proc/PID/ns`.
+pub const NAMESPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
 /// The kernel's flag of a process that exits.
 const PF_EXITING: u32 = 0x4;
 /// Bytes of the name of a program.
@@ -23,8 +23,8 @@ impl Place {
     /// Reads where a process is.
     ///
     /// # Errors
-    /// It has ended or is about to, or may not be looked at.
-    pub fn of(pid: Pid) -> io::Result<Self> {
+    /// The process has ended or is about to, or may not be looked at.
+    pub fn read(pid: Pid) -> io::Result<Self> {
         let mut namespaces = NAMESPACES.map(|_| PathBuf::new());
         for (link, kind) in namespaces.iter_mut().zip(NAMESPACES) {
             *link = fs::read_link(format!("/proc/{pid}/ns/{kind}"))?;
@@ -39,7 +39,7 @@ impl Place {
         }
     }
 
-    /// What of this place is not the same as in `expected`; `None` if all is.
+    /// The parts of this place that are not the same as in `expected`; `None` if all are.
     #[must_use]
     pub fn difference(&self, expected: &Self) -> Option<String> {
         let pairs = self.namespaces.iter().zip(&expected.namespaces).zip(NAMESPACES);
@@ -101,23 +101,23 @@ mod tests {
     fn process_that_has_ended_is_nowhere() {
         let mut child = start(Command::new("sh").args(["-c", "echo; read x; exit 0"]));
         let pid = Pid::from_child(&child);
-        assert!(Place::of(pid).is_ok());
+        assert!(Place::read(pid).is_ok());
         drop(child.stdin.take());
         // Waits without reaping it.
         let options =
             rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
         rustix::process::waitid(rustix::process::WaitId::Pid(pid), options).unwrap();
-        assert!(is_exiting(pid).unwrap() && Place::of(pid).is_err());
+        assert!(is_exiting(pid).unwrap() && Place::read(pid).is_err());
         child.wait().unwrap();
     }
 
     #[test]
     fn other_namespaces_are_named() {
-        let own = Place::of(rustix::process::getpid()).unwrap();
+        let own = Place::read(rustix::process::getpid()).unwrap();
         let mut same = start(Command::new("sh").args(["-c", "echo; read line"]));
         let script = ["--user", "--map-root-user", "--uts", "sh", "-c", "echo; read line"];
         let mut other = start(Command::new("unshare").args(script));
-        let place = |child: &Child| Place::of(Pid::from_child(child)).unwrap();
+        let place = |child: &Child| Place::read(Pid::from_child(child)).unwrap();
         assert_eq!(place(&same).difference(&own), None);
         assert_eq!(
             place(&other).difference(&own).as_deref(),
@@ -129,6 +129,6 @@ mod tests {
             drop(child.stdin.take());
             child.wait().unwrap();
         }
-        assert!(Place::of(Pid::from_child(&same)).is_err(), "it has ended");
+        assert!(Place::read(Pid::from_child(&same)).is_err(), "it has ended");
     }
 }

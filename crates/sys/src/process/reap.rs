@@ -15,7 +15,7 @@ use crate::call::from_nix;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExitStatus {
-    /// It exited with this code.
+    /// The process exited with this code.
     Exited(i32),
     /// This signal killed it.
     Signaled(i32),
@@ -69,7 +69,7 @@ fn exit_status(status: WaitStatus) -> ExitStatus {
 }
 
 /// The resources used by reaped children, including the descendants that they reaped themselves.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChildrenUsage {
     /// User and system time.
     pub cpu_time: Duration,

@@ -78,9 +78,9 @@ impl SingleThread {
 /// A process in namespaces of its own.
 #[derive(Debug)]
 pub struct IsolatedChild {
-    /// Its id in the namespace of the parent.
+    /// The id of the process in the namespace of the parent.
     pub pid: Pid,
-    /// The same, safe from reuse.
+    /// A descriptor of the process, safe from reuse.
     pub pidfd: PidFd,
 }
 

@@ -1,4 +1,4 @@
-//! What the processes below another one use together, read from `/proc`.
+//! Usage of all processes below another one, read from `/proc`.
 
 use std::{fs, time::Duration};
 
@@ -58,7 +58,7 @@ impl Tree {
             }
             match children(pid) {
                 Ok(more) => tree.processes.extend(more),
-                // It ended meanwhile and its children have another parent.
+                // The process ended meanwhile and its children have another parent.
                 Err(error) if matches!(error.errno, Errno::NOENT | Errno::SRCH) => {}
                 Err(error) => return Err(error),
             }

@@ -205,7 +205,7 @@ impl Backends {
     /// Removes what sandboxes of killed workers left on this host.
     pub(crate) async fn sweep(&self) {
         for Installed { backend, .. } in self.installed.values() {
-            match backend.sweep().await {
+            match backend.upkeep().await {
                 Ok(0) => {}
                 Ok(removed) => {
                     tracing::info!(mode = %backend.mode(), removed, "removed leftovers of killed workers");

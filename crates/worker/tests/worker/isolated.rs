@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use codelia_backends::{Backend, ToolOptions, bwrap};
+use codelia_backends::{Backend, HostOptions, ToolOptions, bwrap};
 use codelia_policy::RunSpec;
 use codelia_proto::v1::run_event::Kind as Event;
 use codelia_store::{EventKind, Run, SessionRef};
@@ -22,15 +22,13 @@ async fn isolating() -> Option<Fixture> {
         available("bwrap", Some("CODELIA_INIT is not set to the path of codelia-init"));
         return None;
     };
-    let backend = bwrap(ToolOptions {
+    let host = HostOptions {
         init,
-        program: "bwrap".into(),
         cgroup_parent: Default::default(),
-        sandbox_uids: None,
         engine_sockets: Vec::new(),
         watch_limits: false,
-    })
-    .unwrap();
+    };
+    let backend = bwrap(ToolOptions { host, program: "bwrap".into(), sandbox_uids: None }).unwrap();
     let found = backend.probe().await;
     let missing = (!found.usable).then(|| format!("mode bwrap: {:?}", found.gaps));
     if !available("bwrap", missing.as_deref()) {

@@ -38,7 +38,7 @@ impl Backend for ProcessBackend {
         Capabilities { mode: Mode::Logical, usable: true, enforceable, gaps: Vec::new() }
     }
 
-    async fn sweep(&self) -> Result<usize, Error> {
+    async fn upkeep(&self) -> Result<usize, Error> {
         Ok(0)
     }
 

@@ -130,6 +130,6 @@ mod tests {
         drop(registrations);
         assert_eq!(registry.read_dir().unwrap().count(), 0);
         let default = DataDir::open(&config.data_dir).unwrap();
-        assert_eq!(paths(running(&config).unwrap()), [default.path.clone()]);
+        assert_eq!(paths(running(&config).unwrap()), std::slice::from_ref(&default.path));
     }
 }

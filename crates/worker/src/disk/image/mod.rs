@@ -113,7 +113,7 @@ impl Images {
         // Not the descriptor with the lock: the device keeps this one open.
         let file = File::options().read(true).write(true).open(image)?;
         let attached =
-            if is_new { None } else { LoopDevice::of(&file).map_err(io::Error::other)? };
+            if is_new { None } else { LoopDevice::attached_to(&file).map_err(io::Error::other)? };
         let device = match attached {
             // Another mount namespace has it mounted: both then show one file system.
             Some(device) => device,

@@ -23,7 +23,7 @@ const MODE: &CStr = c"user.codelia.mode";
 /// A name in a directory, for calls that take a path and follow no link at its end.
 fn path(directory: &impl AsFd, name: &CStr) -> PathBuf {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
-    proc_fd_path(directory).join(OsStr::from_bytes(name.to_bytes()))
+    PathBuf::from(proc_fd_path(directory)).join(OsStr::from_bytes(name.to_bytes()))
 }
 
 /// Whether a directory of a layer hides the one of the workspace. Only the overlay can have set it.

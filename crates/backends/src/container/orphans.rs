@@ -10,7 +10,7 @@ use crate::Error;
 
 /// Removes the containers whose owner was a process of our PID namespace and is gone. Owners in
 /// other namespaces cannot be checked from here.
-pub(super) async fn containers(engine: &Engine) -> Result<usize, Error> {
+pub(super) async fn remove_containers(engine: &Engine) -> Result<usize, Error> {
     let mut removed = 0;
     let label = format!("{}={}", spec::NAMESPACE_LABEL, spec::pid_namespace()?);
     for container in engine.list_by_label(&label).await? {
@@ -25,7 +25,7 @@ pub(super) async fn containers(engine: &Engine) -> Result<usize, Error> {
 }
 
 /// Removes the control directories whose owner is gone.
-pub(super) fn directories(parent: &Path) -> Result<usize, Error> {
+pub(super) fn remove_directories(parent: &Path) -> Result<usize, Error> {
     let entries = match fs::read_dir(parent) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         entries => entries?,
@@ -36,7 +36,7 @@ pub(super) fn directories(parent: &Path) -> Result<usize, Error> {
         let owner = entry.file_name().to_str().and_then(ProcessId::from_name_prefix);
         if owner.is_some_and(|owner| !owner.is_alive()) {
             let link = entry.path();
-            // Another sweep may have removed it meanwhile.
+            // Another worker may have removed it meanwhile.
             let Ok(name) = fs::read_link(&link) else { continue };
             control_dir::remove(&parent.join(name), &link)?;
             removed += 1;
