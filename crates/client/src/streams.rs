@@ -129,7 +129,8 @@ fn write_all(mut to: &File, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use std::{io::Read, os::fd::OwnedFd};
 
