@@ -9,10 +9,9 @@ use codelia_proto::{
 };
 use codelia_store::Caller;
 use codelia_types::Mode;
-use tonic::{Request, Response, Status};
 
 use crate::{
-    admission::rules::Rules, auth, context::Context, error::ApiError, options::Options,
+    admission::rules::Rules, context::Context, error::ApiError, options::Options, rpc::serve,
     wire::to_proto,
 };
 
@@ -43,7 +42,23 @@ fn server_info(options: &Options, modes: &[Mode]) -> v1::ServerInfo {
 }
 
 impl Info {
-    async fn who_am_i(&self, caller: &Caller) -> Result<v1::WhoAmIResponse, ApiError> {
+    async fn get_server_info(
+        &self,
+        caller: &Caller,
+        _: v1::GetServerInfoRequest,
+    ) -> Result<v1::GetServerInfoResponse, ApiError> {
+        let modes = self.context.store.worker_modes().await?;
+        let rules = Rules::of(caller, &self.context.options, None);
+        let max_limits = Some((&rules.ceilings.0).into());
+        let server_info = v1::ServerInfo { max_limits, ..server_info(rules.options, &modes) };
+        Ok(v1::GetServerInfoResponse { server_info: Some(server_info) })
+    }
+
+    async fn who_am_i(
+        &self,
+        caller: &Caller,
+        _: v1::WhoAmIRequest,
+    ) -> Result<v1::WhoAmIResponse, ApiError> {
         let store = &self.context.store;
         // The key or tenant may have been deleted since authentication.
         let key = store
@@ -67,25 +82,8 @@ impl Info {
     }
 }
 
-#[tonic::async_trait]
-impl InfoService for Info {
-    async fn get_server_info(
-        &self,
-        request: Request<v1::GetServerInfoRequest>,
-    ) -> Result<Response<v1::GetServerInfoResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let modes = self.context.store.worker_modes().await.map_err(ApiError::from)?;
-        let rules = Rules::of(&caller, &self.context.options, None);
-        let max_limits = Some((&rules.ceilings.0).into());
-        let server_info = v1::ServerInfo { max_limits, ..server_info(rules.options, &modes) };
-        Ok(Response::new(v1::GetServerInfoResponse { server_info: Some(server_info) }))
-    }
-
-    async fn who_am_i(
-        &self,
-        request: Request<v1::WhoAmIRequest>,
-    ) -> Result<Response<v1::WhoAmIResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.who_am_i(&caller).await?))
-    }
+serve! {
+    InfoService for Info;
+    call get_server_info(GetServerInfoRequest) -> GetServerInfoResponse;
+    call who_am_i(WhoAmIRequest) -> WhoAmIResponse;
 }

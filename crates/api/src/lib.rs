@@ -18,6 +18,7 @@ mod flags;
 mod info;
 mod options;
 mod policy;
+mod rpc;
 mod runs;
 mod server;
 mod sessions;

@@ -25,16 +25,20 @@ impl Admin {
         check_grant(caller, &scopes)?;
         let expires_at = expiry(wire.expire_time)?;
         let (secret, secret_hash) = key_secret::generate_secret();
-        let (tenant, display_name, scopes) = (&tenant, &display_name, &scopes);
         let names: Vec<_> = scopes.iter().map(|scope| scope.as_str()).collect();
         let detail = json!({ "display_name": display_name, "scopes": names });
-        let change = Change { kind: EventKind::KeyCreated, tenant: Some(tenant), detail };
-        let new = NewKey { tenant, display_name, secret_hash, scopes, expires_at };
+        let change = Change { kind: EventKind::KeyCreated, tenant: Some(&tenant), detail };
+        let new = NewKey {
+            tenant: &tenant,
+            display_name: &display_name,
+            secret_hash,
+            scopes: &scopes,
+            expires_at,
+        };
         let key = self.audited(caller, change, async {
-            self.context.store.key_create(new).await?.ok_or_else(|| tenant_not_found(tenant))
+            self.context.store.key_create(new).await?.ok_or_else(|| tenant_not_found(&tenant))
         });
-        let key = key.await?;
-        Ok(v1::CreateKeyResponse { key: Some(to_proto::key(key)), secret })
+        Ok(v1::CreateKeyResponse { key: Some(to_proto::key(key.await?)), secret })
     }
 
     pub(super) async fn list_keys(
@@ -57,9 +61,9 @@ impl Admin {
     pub(super) async fn revoke_key(
         &self,
         caller: &Caller,
-        name: &str,
-    ) -> Result<v1::Key, ApiError> {
-        let (tenant, id) = resource_name::key("name", name)?;
+        wire: v1::RevokeKeyRequest,
+    ) -> Result<v1::RevokeKeyResponse, ApiError> {
+        let (tenant, id) = resource_name::key("name", &wire.name)?;
         let tenant = administered_tenant(caller, tenant)?;
         let change = Change {
             kind: EventKind::KeyRevoked,
@@ -67,13 +71,10 @@ impl Admin {
             detail: json!({ "key": id }),
         };
         let key = self.audited(caller, change, async {
-            self.context
-                .store
-                .key_revoke(&tenant, id)
-                .await?
-                .ok_or_else(|| ApiError::not_found("key", id))
+            let key = self.context.store.key_revoke(&tenant, id).await?;
+            key.ok_or_else(|| ApiError::not_found("key", id))
         });
-        Ok(to_proto::key(key.await?))
+        Ok(v1::RevokeKeyResponse { key: Some(to_proto::key(key.await?)) })
     }
 }
 

@@ -18,43 +18,47 @@ impl Admin {
         &self,
         caller: &Caller,
         wire: v1::SuspendTenantRequest,
-    ) -> Result<v1::Tenant, ApiError> {
+    ) -> Result<v1::SuspendTenantResponse, ApiError> {
         let id = other_tenant(caller, &wire.name)?;
         let reason = validate::reason(wire.reason)?;
         let tenant = self.context.store.tenant_suspend(&id, &reason, caller.key).await?;
-        self.with_usage(&tenant.ok_or_else(|| tenant_not_found(&id))?).await
+        Ok(v1::SuspendTenantResponse { tenant: Some(self.shown(tenant, &id).await?) })
     }
 
     pub(super) async fn resume_tenant(
         &self,
         caller: &Caller,
         wire: v1::ResumeTenantRequest,
-    ) -> Result<v1::Tenant, ApiError> {
+    ) -> Result<v1::ResumeTenantResponse, ApiError> {
         let id = other_tenant(caller, &wire.name)?;
         let tenant = self.context.store.tenant_resume(&id, caller.key).await?;
-        let tenant = tenant.ok_or_else(|| tenant_not_found(&id))?;
-        if tenant.deleted_at.is_some() {
+        if tenant.as_ref().is_some_and(|tenant| tenant.deleted_at.is_some()) {
             return Err(ApiError::tenant_deleted());
         }
-        self.with_usage(&tenant).await
+        Ok(v1::ResumeTenantResponse { tenant: Some(self.shown(tenant, &id).await?) })
     }
 
-    /// Returns the tenant, or `None` if there is none and that is allowed.
+    /// Returns no tenant if there is none and that is allowed.
     pub(super) async fn delete_tenant(
         &self,
         caller: &Caller,
         wire: v1::DeleteTenantRequest,
-    ) -> Result<Option<v1::Tenant>, ApiError> {
+    ) -> Result<v1::DeleteTenantResponse, ApiError> {
         let id = other_tenant(caller, &wire.name)?;
         match self.context.store.tenant_delete(&id, wire.force, caller.key).await? {
-            TenantDeletion::NotFound if wire.allow_missing => Ok(None),
+            TenantDeletion::NotFound if wire.allow_missing => {
+                Ok(v1::DeleteTenantResponse { tenant: None })
+            }
             TenantDeletion::NotFound => Err(tenant_not_found(&id)),
             TenantDeletion::HasSessions(sessions) => {
                 let message =
                     format!("the tenant has {sessions} open sessions; close them, or set `force`");
                 Err(ApiError::new(Reason::TenantNotEmpty, message))
             }
-            TenantDeletion::Begun(tenant) => self.with_usage(&tenant).await.map(Some),
+            TenantDeletion::Begun(tenant) => {
+                let tenant = Some(self.shown(Some(*tenant), &id).await?);
+                Ok(v1::DeleteTenantResponse { tenant })
+            }
         }
     }
 }

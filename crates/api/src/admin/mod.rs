@@ -10,13 +10,12 @@ mod workers;
 
 use std::sync::Arc;
 
-use codelia_proto::v1::{self, admin_service_server::AdminService};
+use codelia_proto::v1::admin_service_server::AdminService;
 use codelia_store::{Caller, EventBody, EventKind, EventSubject, Scope};
 use codelia_types::TenantId;
 use serde_json::{Value, json};
-use tonic::{Request, Response, Status};
 
-use crate::{auth, context::Context, error::ApiError, wire::resource_name::TenantName};
+use crate::{auth, context::Context, error::ApiError, rpc::serve, wire::resource_name::TenantName};
 
 /// The service.
 #[derive(Debug)]
@@ -83,164 +82,26 @@ pub(crate) fn tenant_not_found(id: &TenantId) -> ApiError {
     ApiError::not_found("tenant", id)
 }
 
-#[tonic::async_trait]
-impl AdminService for Admin {
-    async fn create_tenant(
-        &self,
-        request: Request<v1::CreateTenantRequest>,
-    ) -> Result<Response<v1::CreateTenantResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let tenant = self.create_tenant(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::CreateTenantResponse { tenant: Some(tenant) }))
-    }
-
-    async fn get_tenant(
-        &self,
-        request: Request<v1::GetTenantRequest>,
-    ) -> Result<Response<v1::GetTenantResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let tenant = self.get_tenant(&caller, &request.into_inner().name).await?;
-        Ok(Response::new(v1::GetTenantResponse { tenant: Some(tenant) }))
-    }
-
-    async fn list_tenants(
-        &self,
-        request: Request<v1::ListTenantsRequest>,
-    ) -> Result<Response<v1::ListTenantsResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.list_tenants(&caller, request.into_inner()).await?))
-    }
-
-    async fn update_quotas(
-        &self,
-        request: Request<v1::UpdateQuotasRequest>,
-    ) -> Result<Response<v1::UpdateQuotasResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let tenant = self.update_quotas(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::UpdateQuotasResponse { tenant: Some(tenant) }))
-    }
-
-    async fn set_isolation_floor(
-        &self,
-        request: Request<v1::SetIsolationFloorRequest>,
-    ) -> Result<Response<v1::SetIsolationFloorResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let tenant = self.set_isolation_floor(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::SetIsolationFloorResponse { tenant: Some(tenant) }))
-    }
-
-    async fn set_max_limits(
-        &self,
-        request: Request<v1::SetMaxLimitsRequest>,
-    ) -> Result<Response<v1::SetMaxLimitsResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let tenant = self.set_max_limits(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::SetMaxLimitsResponse { tenant: Some(tenant) }))
-    }
-
-    async fn set_retention(
-        &self,
-        request: Request<v1::SetRetentionRequest>,
-    ) -> Result<Response<v1::SetRetentionResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let tenant = Some(self.set_retention(&caller, request.into_inner()).await?);
-        Ok(Response::new(v1::SetRetentionResponse { tenant }))
-    }
-
-    async fn suspend_tenant(
-        &self,
-        request: Request<v1::SuspendTenantRequest>,
-    ) -> Result<Response<v1::SuspendTenantResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let tenant = self.suspend_tenant(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::SuspendTenantResponse { tenant: Some(tenant) }))
-    }
-
-    async fn resume_tenant(
-        &self,
-        request: Request<v1::ResumeTenantRequest>,
-    ) -> Result<Response<v1::ResumeTenantResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let tenant = self.resume_tenant(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::ResumeTenantResponse { tenant: Some(tenant) }))
-    }
-
-    async fn delete_tenant(
-        &self,
-        request: Request<v1::DeleteTenantRequest>,
-    ) -> Result<Response<v1::DeleteTenantResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let tenant = self.delete_tenant(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::DeleteTenantResponse { tenant }))
-    }
-
-    async fn list_tenant_runs(
-        &self,
-        request: Request<v1::ListTenantRunsRequest>,
-    ) -> Result<Response<v1::ListTenantRunsResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.list_tenant_runs(&caller, request.into_inner()).await?))
-    }
-
-    async fn cancel_tenant_run(
-        &self,
-        request: Request<v1::CancelTenantRunRequest>,
-    ) -> Result<Response<v1::CancelTenantRunResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let run = self.cancel_tenant_run(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::CancelTenantRunResponse { run: Some(run) }))
-    }
-
-    async fn create_key(
-        &self,
-        request: Request<v1::CreateKeyRequest>,
-    ) -> Result<Response<v1::CreateKeyResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.create_key(&caller, request.into_inner()).await?))
-    }
-
-    async fn list_keys(
-        &self,
-        request: Request<v1::ListKeysRequest>,
-    ) -> Result<Response<v1::ListKeysResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.list_keys(&caller, request.into_inner()).await?))
-    }
-
-    async fn revoke_key(
-        &self,
-        request: Request<v1::RevokeKeyRequest>,
-    ) -> Result<Response<v1::RevokeKeyResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let key = self.revoke_key(&caller, &request.into_inner().name).await?;
-        Ok(Response::new(v1::RevokeKeyResponse { key: Some(key) }))
-    }
-
-    async fn list_workers(
-        &self,
-        request: Request<v1::ListWorkersRequest>,
-    ) -> Result<Response<v1::ListWorkersResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.list_workers(&caller, request.into_inner()).await?))
-    }
-
-    async fn drain_worker(
-        &self,
-        request: Request<v1::DrainWorkerRequest>,
-    ) -> Result<Response<v1::DrainWorkerResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let worker = self.drain_worker(&caller, &request.into_inner().name).await?;
-        Ok(Response::new(v1::DrainWorkerResponse { worker: Some(worker) }))
-    }
-
-    async fn undrain_worker(
-        &self,
-        request: Request<v1::UndrainWorkerRequest>,
-    ) -> Result<Response<v1::UndrainWorkerResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let worker = self.undrain_worker(&caller, &request.into_inner().name).await?;
-        Ok(Response::new(v1::UndrainWorkerResponse { worker: Some(worker) }))
-    }
+serve! {
+    AdminService for Admin;
+    call create_tenant(CreateTenantRequest) -> CreateTenantResponse;
+    call get_tenant(GetTenantRequest) -> GetTenantResponse;
+    call list_tenants(ListTenantsRequest) -> ListTenantsResponse;
+    call update_quotas(UpdateQuotasRequest) -> UpdateQuotasResponse;
+    call set_isolation_floor(SetIsolationFloorRequest) -> SetIsolationFloorResponse;
+    call set_max_limits(SetMaxLimitsRequest) -> SetMaxLimitsResponse;
+    call set_retention(SetRetentionRequest) -> SetRetentionResponse;
+    call suspend_tenant(SuspendTenantRequest) -> SuspendTenantResponse;
+    call resume_tenant(ResumeTenantRequest) -> ResumeTenantResponse;
+    call delete_tenant(DeleteTenantRequest) -> DeleteTenantResponse;
+    call list_tenant_runs(ListTenantRunsRequest) -> ListTenantRunsResponse;
+    call cancel_tenant_run(CancelTenantRunRequest) -> CancelTenantRunResponse;
+    call create_key(CreateKeyRequest) -> CreateKeyResponse;
+    call list_keys(ListKeysRequest) -> ListKeysResponse;
+    call revoke_key(RevokeKeyRequest) -> RevokeKeyResponse;
+    call list_workers(ListWorkersRequest) -> ListWorkersResponse;
+    call drain_worker(DrainWorkerRequest) -> DrainWorkerResponse;
+    call undrain_worker(UndrainWorkerRequest) -> UndrainWorkerResponse;
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use codelia_proto::v1;
 use codelia_store::{Caller, Scope, TenantRetention};
 
-use super::{Admin, administered_tenant, tenant_not_found};
+use super::{Admin, administered_tenant};
 use crate::{
     auth,
     error::ApiError,
@@ -13,18 +13,18 @@ use crate::{
 };
 
 impl Admin {
-    pub(crate) async fn set_retention(
+    pub(super) async fn set_retention(
         &self,
         caller: &Caller,
         wire: v1::SetRetentionRequest,
-    ) -> Result<v1::Tenant, ApiError> {
+    ) -> Result<v1::SetRetentionResponse, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
         let retention = from_proto(wire.retention.unwrap_or_default())?;
         let all = retention.within(&self.context.options.retention);
         all.check().map_err(|error| ApiError::invalid(error.key, error.message))?;
         let tenant = self.context.store.tenant_set_retention(&id, &retention, caller.key).await?;
-        self.with_usage(&tenant.ok_or_else(|| tenant_not_found(&id))?).await
+        Ok(v1::SetRetentionResponse { tenant: Some(self.shown(tenant, &id).await?) })
     }
 }
 

@@ -62,7 +62,7 @@ impl Admin {
         &self,
         caller: &Caller,
         wire: v1::CancelTenantRunRequest,
-    ) -> Result<v1::Run, ApiError> {
+    ) -> Result<v1::CancelTenantRunResponse, ApiError> {
         let (tenant, id) = resource_name::tenant_run("name", &wire.name)?;
         let reason = validate::reason(wire.reason)?;
         let cancellation = cancellation(reason.clone(), wire.grace)?;
@@ -81,6 +81,7 @@ impl Admin {
         let body = EventBody { kind, field: None, detail: json!({ "reason": reason }) };
         store.audit_insert(&subject, &body).await?;
         let run = cancel_run(&self.context, &tenant, id, &cancellation).await?;
-        Ok(to_proto::for_operator(&run, to_proto::run(&run)))
+        let run = to_proto::for_operator(&run, to_proto::run(&run));
+        Ok(v1::CancelTenantRunResponse { run: Some(run) })
     }
 }

@@ -23,7 +23,7 @@ impl Admin {
         &self,
         caller: &Caller,
         wire: v1::CreateTenantRequest,
-    ) -> Result<v1::Tenant, ApiError> {
+    ) -> Result<v1::CreateTenantResponse, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = wire.tenant_id.parse().ok().filter(|id: &TenantId| id.as_str() != "-");
         let id = id.ok_or_else(|| {
@@ -41,23 +41,29 @@ impl Admin {
                 error => error.into(),
             })
         });
-        self.with_usage(&tenant.await?).await
+        let tenant = Some(tenant.await?);
+        Ok(v1::CreateTenantResponse { tenant: Some(self.shown(tenant, &id).await?) })
     }
 
     pub(super) async fn get_tenant(
         &self,
         caller: &Caller,
-        name: &str,
-    ) -> Result<v1::Tenant, ApiError> {
-        let id = administered_tenant(caller, resource_name::tenant("name", name)?)?;
-        let tenant =
-            self.context.store.tenant_get(&id).await?.ok_or_else(|| tenant_not_found(&id))?;
-        self.with_usage(&tenant).await
+        wire: v1::GetTenantRequest,
+    ) -> Result<v1::GetTenantResponse, ApiError> {
+        let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
+        let tenant = self.context.store.tenant_get(&id).await?;
+        Ok(v1::GetTenantResponse { tenant: Some(self.shown(tenant, &id).await?) })
     }
 
-    pub(crate) async fn with_usage(&self, tenant: &Tenant) -> Result<v1::Tenant, ApiError> {
-        let used = self.context.store.tenant_usage(&tenant.id).await?;
-        Ok(to_proto::tenant(tenant, Some(used)))
+    /// The tenant with what it uses. Fails if there is none.
+    pub(super) async fn shown(
+        &self,
+        tenant: Option<Tenant>,
+        id: &TenantId,
+    ) -> Result<v1::Tenant, ApiError> {
+        let tenant = tenant.ok_or_else(|| tenant_not_found(id))?;
+        let used = self.context.store.tenant_usage(id).await?;
+        Ok(to_proto::tenant(&tenant, Some(used)))
     }
 
     /// The list has no usage: it would take a query for each tenant.
@@ -87,7 +93,7 @@ impl Admin {
         &self,
         caller: &Caller,
         wire: v1::UpdateQuotasRequest,
-    ) -> Result<v1::Tenant, ApiError> {
+    ) -> Result<v1::UpdateQuotasResponse, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
         let change = masked_change(wire.quotas, wire.update_mask)?;
@@ -100,20 +106,18 @@ impl Admin {
         }});
         let audited = Change { kind: EventKind::QuotasSet, tenant: Some(&id), detail };
         let tenant = self.audited(caller, audited, async {
-            self.context
-                .store
-                .tenant_set_quotas(&id, change)
-                .await?
-                .ok_or_else(|| tenant_not_found(&id))
+            let tenant = self.context.store.tenant_set_quotas(&id, change).await?;
+            tenant.ok_or_else(|| tenant_not_found(&id))
         });
-        self.with_usage(&tenant.await?).await
+        let tenant = Some(tenant.await?);
+        Ok(v1::UpdateQuotasResponse { tenant: Some(self.shown(tenant, &id).await?) })
     }
 
     pub(super) async fn set_isolation_floor(
         &self,
         caller: &Caller,
         wire: v1::SetIsolationFloorRequest,
-    ) -> Result<v1::Tenant, ApiError> {
+    ) -> Result<v1::SetIsolationFloorResponse, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
         let level = validate::enum_value::<v1::IsolationLevel>("level", wire.level)?.to_level();
@@ -129,27 +133,25 @@ impl Admin {
         let reason = validate::reason(wire.reason)?;
         let store = &self.context.store;
         let tenant = store.tenant_set_floor(&id, level, ask, &reason, Some(caller.key)).await?;
-        self.with_usage(&tenant.ok_or_else(|| tenant_not_found(&id))?).await
+        Ok(v1::SetIsolationFloorResponse { tenant: Some(self.shown(tenant, &id).await?) })
     }
 
     pub(super) async fn set_max_limits(
         &self,
         caller: &Caller,
         wire: v1::SetMaxLimitsRequest,
-    ) -> Result<v1::Tenant, ApiError> {
+    ) -> Result<v1::SetMaxLimitsResponse, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
         let max = max_limits(wire.limits)?;
         let detail = json!({ "max_limits": max });
         let change = Change { kind: EventKind::QuotasSet, tenant: Some(&id), detail };
         let tenant = self.audited(caller, change, async {
-            self.context
-                .store
-                .tenant_set_max_limits(&id, &max)
-                .await?
-                .ok_or_else(|| tenant_not_found(&id))
+            let tenant = self.context.store.tenant_set_max_limits(&id, &max).await?;
+            tenant.ok_or_else(|| tenant_not_found(&id))
         });
-        self.with_usage(&tenant.await?).await
+        let tenant = Some(tenant.await?);
+        Ok(v1::SetMaxLimitsResponse { tenant: Some(self.shown(tenant, &id).await?) })
     }
 }
 

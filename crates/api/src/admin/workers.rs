@@ -31,24 +31,24 @@ impl Admin {
     pub(super) async fn drain_worker(
         &self,
         caller: &Caller,
-        name: &str,
-    ) -> Result<v1::Worker, ApiError> {
+        wire: v1::DrainWorkerRequest,
+    ) -> Result<v1::DrainWorkerResponse, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
-        let id = resource_name::worker("name", name)?;
+        let id = resource_name::worker("name", &wire.name)?;
         let worker = self.audited(caller, drain(&id, true), async {
             let worker = self.context.store.worker_drain(&id, DrainedBy::Operator).await?;
             worker.ok_or_else(|| ApiError::not_found("worker", &id))
         });
-        Ok(to_proto::worker(worker.await?))
+        Ok(v1::DrainWorkerResponse { worker: Some(to_proto::worker(worker.await?)) })
     }
 
     pub(super) async fn undrain_worker(
         &self,
         caller: &Caller,
-        name: &str,
-    ) -> Result<v1::Worker, ApiError> {
+        wire: v1::UndrainWorkerRequest,
+    ) -> Result<v1::UndrainWorkerResponse, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
-        let id = resource_name::worker("name", name)?;
+        let id = resource_name::worker("name", &wire.name)?;
         let worker = self.audited(caller, drain(&id, false), async {
             let worker = self.context.store.worker_undrain(&id).await?;
             match worker.ok_or_else(|| ApiError::not_found("worker", &id))? {
@@ -56,7 +56,7 @@ impl Admin {
                 worker => Ok(worker),
             }
         });
-        Ok(to_proto::worker(worker.await?))
+        Ok(v1::UndrainWorkerResponse { worker: Some(to_proto::worker(worker.await?)) })
     }
 }
 

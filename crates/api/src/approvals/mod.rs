@@ -4,7 +4,7 @@
 mod not_decided;
 mod watch;
 
-use std::{pin::Pin, sync::Arc};
+use std::sync::Arc;
 
 use codelia_policy::IsolationLevel;
 use codelia_proto::v1::{self, approval_service_server::ApprovalService};
@@ -14,7 +14,6 @@ use codelia_store::{
 };
 use codelia_telemetry::task;
 use codelia_types::{ApprovalId, NetworkMode, SessionId};
-use futures::Stream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -25,6 +24,7 @@ use crate::{
     context::Context,
     error::ApiError,
     options::Options,
+    rpc::{ResponseStream, serve},
     server::request::Deadline,
     sessions::lookup,
     wire::{
@@ -52,7 +52,7 @@ impl Approvals {
         }
     }
 
-    async fn list(
+    async fn list_approvals(
         &self,
         caller: &Caller,
         wire: v1::ListApprovalsRequest,
@@ -77,17 +77,37 @@ impl Approvals {
         Ok(v1::ListApprovalsResponse { approvals, next_page_token })
     }
 
-    async fn get(&self, caller: &Caller, name: &str) -> Result<Approval, ApiError> {
-        let id = resource_name::approval("name", name)?;
+    async fn get_approval(
+        &self,
+        caller: &Caller,
+        wire: v1::GetApprovalRequest,
+    ) -> Result<v1::GetApprovalResponse, ApiError> {
+        let id = resource_name::approval("name", &wire.name)?;
         let found = self.context.store.approval_get(&caller.tenant, id).await?;
-        found.ok_or_else(|| ApiError::not_found("approval", id))
+        let approval = found.ok_or_else(|| ApiError::not_found("approval", id))?;
+        Ok(v1::GetApprovalResponse { approval: Some(to_proto::approval(approval)) })
     }
 
-    async fn decide(
+    async fn watch_approvals(
+        &self,
+        request: Request<v1::WatchApprovalsRequest>,
+    ) -> Result<Response<ResponseStream<v1::WatchApprovalsResponse>>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let deadline = Deadline::from_request(&request);
+        let session = self.session(&caller, &request.get_ref().parent).await?;
+        // Before the response: a change that the caller makes after it must be sent.
+        let began = self.context.store.database_now().await.map_err(ApiError::from)?;
+        let (responses, receiver) = mpsc::channel(BUFFER);
+        let watch = Watch::new(self.context.clone(), caller, session, began, responses);
+        task::background("watch approvals", watch.run(deadline));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn decide_approval(
         &self,
         caller: &Caller,
         wire: v1::DecideApprovalRequest,
-    ) -> Result<Approval, ApiError> {
+    ) -> Result<v1::DecideApprovalResponse, ApiError> {
         let id = resource_name::approval("name", &wire.name)?;
         let permitted = permitted(&self.context.options);
         let decision = Decision {
@@ -106,7 +126,7 @@ impl Approvals {
         if let Some(run) = run {
             self.wake(run);
         }
-        Ok(approval)
+        Ok(v1::DecideApprovalResponse { approval: Some(to_proto::approval(approval)) })
     }
 
     /// Lets a worker find the run at once. Its poll finds it as well.
@@ -120,15 +140,16 @@ impl Approvals {
         });
     }
 
-    async fn revoke(
+    async fn revoke_approval(
         &self,
         caller: &Caller,
         wire: v1::RevokeApprovalRequest,
-    ) -> Result<Approval, ApiError> {
+    ) -> Result<v1::RevokeApprovalResponse, ApiError> {
         let id = resource_name::approval("name", &wire.name)?;
         let revocation = Revocation { key: caller.key, reason: reason(wire.reason)? };
         let result = self.context.store.approval_revoke(&caller.tenant, id, &revocation).await?;
-        decided(id, result).map(|(approval, _)| approval)
+        let (approval, _) = decided(id, result)?;
+        Ok(v1::RevokeApprovalResponse { approval: Some(to_proto::approval(approval)) })
     }
 }
 
@@ -180,64 +201,14 @@ fn decided(
     }
 }
 
-#[tonic::async_trait]
-impl ApprovalService for Approvals {
-    type WatchApprovalsStream =
-        Pin<Box<dyn Stream<Item = Result<v1::WatchApprovalsResponse, Status>> + Send>>;
-
-    async fn list_approvals(
-        &self,
-        request: Request<v1::ListApprovalsRequest>,
-    ) -> Result<Response<v1::ListApprovalsResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.list(&caller, request.into_inner()).await?))
-    }
-
-    async fn get_approval(
-        &self,
-        request: Request<v1::GetApprovalRequest>,
-    ) -> Result<Response<v1::GetApprovalResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let approval = self.get(&caller, &request.get_ref().name).await?;
-        Ok(Response::new(v1::GetApprovalResponse { approval: Some(to_proto::approval(approval)) }))
-    }
-
-    async fn watch_approvals(
-        &self,
-        request: Request<v1::WatchApprovalsRequest>,
-    ) -> Result<Response<Self::WatchApprovalsStream>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let deadline = Deadline::from_request(&request);
-        let session = self.session(&caller, &request.get_ref().parent).await?;
-        // Before the response: a change that the caller makes after it must be sent.
-        let began = self.context.store.database_now().await.map_err(ApiError::from)?;
-        let (responses, receiver) = mpsc::channel(BUFFER);
-        let watch = Watch::new(self.context.clone(), caller, session, began, responses);
-        task::background("watch approvals", watch.run(deadline));
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
-    }
-
-    async fn decide_approval(
-        &self,
-        request: Request<v1::DecideApprovalRequest>,
-    ) -> Result<Response<v1::DecideApprovalResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let approval = self.decide(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::DecideApprovalResponse {
-            approval: Some(to_proto::approval(approval)),
-        }))
-    }
-
-    async fn revoke_approval(
-        &self,
-        request: Request<v1::RevokeApprovalRequest>,
-    ) -> Result<Response<v1::RevokeApprovalResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let approval = self.revoke(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::RevokeApprovalResponse {
-            approval: Some(to_proto::approval(approval)),
-        }))
-    }
+serve! {
+    ApprovalService for Approvals;
+    type WatchApprovalsStream = WatchApprovalsResponse;
+    request watch_approvals(v1::WatchApprovalsRequest) -> Self::WatchApprovalsStream;
+    call list_approvals(ListApprovalsRequest) -> ListApprovalsResponse;
+    call get_approval(GetApprovalRequest) -> GetApprovalResponse;
+    call decide_approval(DecideApprovalRequest) -> DecideApprovalResponse;
+    call revoke_approval(RevokeApprovalRequest) -> RevokeApprovalResponse;
 }
 
 #[cfg(test)]

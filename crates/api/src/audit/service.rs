@@ -1,6 +1,6 @@
 //! `AuditService`: lists the audit of a tenant, and checks that of the installation.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use codelia_proto::{
     timestamp_to_proto,
@@ -9,7 +9,6 @@ use codelia_proto::{
 use codelia_store::{AuditEvent, AuditFilter, AuditReport, Caller, Scope, SessionRef};
 use codelia_telemetry::task;
 use codelia_types::{Reason, SessionId};
-use futures::Stream;
 use tokio::{
     sync::{Mutex, mpsc, watch},
     time::sleep,
@@ -22,6 +21,7 @@ use crate::{
     auth,
     context::Context,
     error::ApiError,
+    rpc::{ResponseStream, serve},
     sessions::lookup,
     wire::{
         paging::Page,
@@ -57,7 +57,7 @@ impl AuditEvents {
         }
     }
 
-    async fn list(
+    async fn list_events(
         &self,
         caller: &Caller,
         wire: v1::ListEventsRequest,
@@ -97,6 +97,20 @@ impl AuditEvents {
             lookup::find(&self.context.store, &caller.tenant, &SessionRef::Id(id)).await?;
         }
         Ok(v1::ListEventsResponse { events, next_page_token })
+    }
+
+    async fn verify_events(
+        &self,
+        request: Request<v1::VerifyEventsRequest>,
+    ) -> Result<Response<ResponseStream<v1::VerifyEventsResponse>>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        auth::require_scope(&caller, Scope::Operator)?;
+        let (responses, receiver) = mpsc::channel(BUFFER);
+        task::background(
+            "verify audit",
+            verify(self.context.clone(), self.check.clone(), responses),
+        );
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 }
 
@@ -172,32 +186,11 @@ async fn verify(
     drop(responses.send(last).await);
 }
 
-#[tonic::async_trait]
-impl AuditService for AuditEvents {
-    type VerifyEventsStream =
-        Pin<Box<dyn Stream<Item = Result<v1::VerifyEventsResponse, Status>> + Send>>;
-
-    async fn list_events(
-        &self,
-        request: Request<v1::ListEventsRequest>,
-    ) -> Result<Response<v1::ListEventsResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.list(&caller, request.into_inner()).await?))
-    }
-
-    async fn verify_events(
-        &self,
-        request: Request<v1::VerifyEventsRequest>,
-    ) -> Result<Response<Self::VerifyEventsStream>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        auth::require_scope(&caller, Scope::Operator)?;
-        let (responses, receiver) = mpsc::channel(BUFFER);
-        task::background(
-            "verify audit",
-            verify(self.context.clone(), self.check.clone(), responses),
-        );
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
-    }
+serve! {
+    AuditService for AuditEvents;
+    type VerifyEventsStream = VerifyEventsResponse;
+    request verify_events(v1::VerifyEventsRequest) -> Self::VerifyEventsStream;
+    call list_events(ListEventsRequest) -> ListEventsResponse;
 }
 
 /// The audit cannot be checked, since the installation has no key.

@@ -13,7 +13,6 @@ use codelia_proto::v1::{self, flag_service_server::FlagService};
 use codelia_store::{Caller, FlagRollback, MAX_FLAGS, NewFlagRevision, RolledBack, Scope};
 use codelia_telemetry::metrics;
 use codelia_types::{FlagId, Mode, Reason};
-use tonic::{Request, Response, Status};
 
 pub(crate) use self::{follow::follow, rules::FlagRules};
 use crate::{
@@ -21,6 +20,7 @@ use crate::{
     auth,
     context::Context,
     error::ApiError,
+    rpc::serve,
     wire::{paging::Page, resource_name, validate},
 };
 
@@ -54,7 +54,11 @@ fn mode_unserved(mode: Mode) -> ApiError {
 }
 
 impl Flags {
-    async fn set(&self, caller: &Caller, wire: v1::SetFlagRequest) -> Result<v1::Flag, ApiError> {
+    async fn set_flag(
+        &self,
+        caller: &Caller,
+        wire: v1::SetFlagRequest,
+    ) -> Result<v1::SetFlagResponse, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = resource_name::flag("name", &wire.name)?;
         let rule = request::rule(caller, wire.rule)?;
@@ -64,7 +68,7 @@ impl Flags {
         let new = NewFlagRevision { id: &id, rule: &rule, reason: &reason, key: caller.key };
         let flag = store.flag_set(new).await?.ok_or_else(too_many)?;
         self.context.flags.refresh(store).await?;
-        Ok(to_proto::flag(flag))
+        Ok(v1::SetFlagResponse { flag: Some(to_proto::flag(flag)) })
     }
 
     /// Refuses a rule for an unknown tenant, and a mode that this installation does not allow or
@@ -86,14 +90,19 @@ impl Flags {
         Err(mode_unserved(mode))
     }
 
-    async fn get(&self, caller: &Caller, name: &str) -> Result<v1::Flag, ApiError> {
+    async fn get_flag(
+        &self,
+        caller: &Caller,
+        wire: v1::GetFlagRequest,
+    ) -> Result<v1::GetFlagResponse, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
-        let id = resource_name::flag("name", name)?;
+        let id = resource_name::flag("name", &wire.name)?;
         let flag = self.context.store.flag_get(&id).await?;
-        Ok(to_proto::flag(flag.ok_or_else(|| flag_not_found(&id))?))
+        let flag = flag.ok_or_else(|| flag_not_found(&id))?;
+        Ok(v1::GetFlagResponse { flag: Some(to_proto::flag(flag)) })
     }
 
-    async fn list(
+    async fn list_flags(
         &self,
         caller: &Caller,
         wire: v1::ListFlagsRequest,
@@ -108,7 +117,7 @@ impl Flags {
         Ok(v1::ListFlagsResponse { flags, next_page_token })
     }
 
-    async fn history(
+    async fn list_flag_history(
         &self,
         caller: &Caller,
         wire: v1::ListFlagHistoryRequest,
@@ -126,11 +135,11 @@ impl Flags {
         Ok(v1::ListFlagHistoryResponse { flags, next_page_token })
     }
 
-    async fn roll_back(
+    async fn rollback_flag(
         &self,
         caller: &Caller,
         wire: v1::RollbackFlagRequest,
-    ) -> Result<v1::Flag, ApiError> {
+    ) -> Result<v1::RollbackFlagResponse, ApiError> {
         auth::require_scope(caller, Scope::Operator)?;
         let id = resource_name::flag("name", &wire.name)?;
         let reason = validate::reason(wire.reason)?;
@@ -151,52 +160,15 @@ impl Flags {
         };
         metrics().flags.rolled_back(id.as_str(), "operator");
         self.context.flags.refresh(store).await?;
-        Ok(to_proto::flag(*flag))
+        Ok(v1::RollbackFlagResponse { flag: Some(to_proto::flag(*flag)) })
     }
 }
 
-#[tonic::async_trait]
-impl FlagService for Flags {
-    async fn set_flag(
-        &self,
-        request: Request<v1::SetFlagRequest>,
-    ) -> Result<Response<v1::SetFlagResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let flag = self.set(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::SetFlagResponse { flag: Some(flag) }))
-    }
-
-    async fn get_flag(
-        &self,
-        request: Request<v1::GetFlagRequest>,
-    ) -> Result<Response<v1::GetFlagResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let flag = self.get(&caller, &request.into_inner().name).await?;
-        Ok(Response::new(v1::GetFlagResponse { flag: Some(flag) }))
-    }
-
-    async fn list_flags(
-        &self,
-        request: Request<v1::ListFlagsRequest>,
-    ) -> Result<Response<v1::ListFlagsResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.list(&caller, request.into_inner()).await?))
-    }
-
-    async fn list_flag_history(
-        &self,
-        request: Request<v1::ListFlagHistoryRequest>,
-    ) -> Result<Response<v1::ListFlagHistoryResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.history(&caller, request.into_inner()).await?))
-    }
-
-    async fn rollback_flag(
-        &self,
-        request: Request<v1::RollbackFlagRequest>,
-    ) -> Result<Response<v1::RollbackFlagResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let flag = self.roll_back(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::RollbackFlagResponse { flag: Some(flag) }))
-    }
+serve! {
+    FlagService for Flags;
+    call set_flag(SetFlagRequest) -> SetFlagResponse;
+    call get_flag(GetFlagRequest) -> GetFlagResponse;
+    call list_flags(ListFlagsRequest) -> ListFlagsResponse;
+    call list_flag_history(ListFlagHistoryRequest) -> ListFlagHistoryResponse;
+    call rollback_flag(RollbackFlagRequest) -> RollbackFlagResponse;
 }

@@ -9,14 +9,13 @@ use codelia_policy::{
 use codelia_proto::v1::{self, policy_service_server::PolicyService};
 use codelia_store::{Caller, SessionSpec};
 use codelia_types::{Mode, RunId, SessionId};
-use tonic::{Request, Response, Status};
 
 use super::effective::ScopePolicies;
 use crate::{
     admission::{RunRequest, SessionRequest, admit_policy, rules::Rules},
-    auth,
     context::Context,
     error::ApiError,
+    rpc::serve,
     sessions::lookup,
     wire::{resource_name, to_proto, validate},
 };
@@ -28,7 +27,7 @@ pub(crate) struct Policies {
 }
 
 impl Policies {
-    async fn check(
+    async fn check_policy(
         &self,
         caller: &Caller,
         wire: v1::CheckPolicyRequest,
@@ -44,7 +43,7 @@ impl Policies {
         self.context.with_policy(caller, is_large, check).await
     }
 
-    async fn explain(
+    async fn explain_policy(
         &self,
         caller: &Caller,
         wire: v1::ExplainPolicyRequest,
@@ -97,6 +96,29 @@ impl Policies {
         };
         self.context.with_policy(caller, is_large, explain).await
     }
+
+    async fn list_profiles(
+        &self,
+        _: &Caller,
+        _: v1::ListProfilesRequest,
+    ) -> Result<v1::ListProfilesResponse, ApiError> {
+        let summary =
+            |(name, profile)| v1::Profile { policy: None, ..to_proto::profile(name, profile) };
+        let profiles = self.context.options.profiles.iter().map(summary).collect();
+        Ok(v1::ListProfilesResponse { profiles })
+    }
+
+    async fn get_profile(
+        &self,
+        _: &Caller,
+        wire: v1::GetProfileRequest,
+    ) -> Result<v1::GetProfileResponse, ApiError> {
+        let profiles = &self.context.options.profiles;
+        let unknown =
+            || ApiError::invalid("name", format!("unknown; known are: {}", profiles.names()));
+        let profile = profiles.get(&wire.name).ok_or_else(unknown)?;
+        Ok(v1::GetProfileResponse { profile: Some(to_proto::profile(&wire.name, profile)) })
+    }
 }
 
 fn explain(
@@ -143,107 +165,17 @@ fn mounts(run: &RunSpec) -> Result<Vec<String>, ApiError> {
     Ok(plan.mounts.iter().map(ToString::to_string).chain(layout).collect())
 }
 
-#[tonic::async_trait]
-impl PolicyService for Policies {
-    async fn check_policy(
-        &self,
-        request: Request<v1::CheckPolicyRequest>,
-    ) -> Result<Response<v1::CheckPolicyResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.check(&caller, request.into_inner()).await?))
-    }
-
-    async fn explain_policy(
-        &self,
-        request: Request<v1::ExplainPolicyRequest>,
-    ) -> Result<Response<v1::ExplainPolicyResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.explain(&caller, request.into_inner()).await?))
-    }
-
-    async fn set_scope_policy(
-        &self,
-        request: Request<v1::SetScopePolicyRequest>,
-    ) -> Result<Response<v1::SetScopePolicyResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let scope_policy = Some(self.set(&caller, request.into_inner()).await?);
-        Ok(Response::new(v1::SetScopePolicyResponse { scope_policy }))
-    }
-
-    async fn get_scope_policy(
-        &self,
-        request: Request<v1::GetScopePolicyRequest>,
-    ) -> Result<Response<v1::GetScopePolicyResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let scope_policy = Some(self.get(&caller, request.into_inner()).await?);
-        Ok(Response::new(v1::GetScopePolicyResponse { scope_policy }))
-    }
-
-    async fn delete_scope_policy(
-        &self,
-        request: Request<v1::DeleteScopePolicyRequest>,
-    ) -> Result<Response<v1::DeleteScopePolicyResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let scope_policy = Some(self.delete(&caller, request.into_inner()).await?);
-        Ok(Response::new(v1::DeleteScopePolicyResponse { scope_policy }))
-    }
-
-    async fn rollback_scope_policy(
-        &self,
-        request: Request<v1::RollbackScopePolicyRequest>,
-    ) -> Result<Response<v1::RollbackScopePolicyResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let scope_policy = Some(self.roll_back(&caller, request.into_inner()).await?);
-        Ok(Response::new(v1::RollbackScopePolicyResponse { scope_policy }))
-    }
-
-    async fn list_scope_policy_versions(
-        &self,
-        request: Request<v1::ListScopePolicyVersionsRequest>,
-    ) -> Result<Response<v1::ListScopePolicyVersionsResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.history(&caller, request.into_inner()).await?))
-    }
-
-    async fn list_projects(
-        &self,
-        request: Request<v1::ListProjectsRequest>,
-    ) -> Result<Response<v1::ListProjectsResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.projects(&caller, request.into_inner()).await?))
-    }
-
-    async fn list_profiles(
-        &self,
-        request: Request<v1::ListProfilesRequest>,
-    ) -> Result<Response<v1::ListProfilesResponse>, Status> {
-        auth::caller(request.extensions())?;
-        let summary =
-            |(name, profile)| v1::Profile { policy: None, ..to_proto::profile(name, profile) };
-        let profiles = self.context.options.profiles.iter().map(summary).collect();
-        Ok(Response::new(v1::ListProfilesResponse { profiles }))
-    }
-
-    async fn get_profile(
-        &self,
-        request: Request<v1::GetProfileRequest>,
-    ) -> Result<Response<v1::GetProfileResponse>, Status> {
-        auth::caller(request.extensions())?;
-        let name = request.into_inner().name;
-        let profiles = &self.context.options.profiles;
-        let unknown =
-            || ApiError::invalid("name", format!("unknown; known are: {}", profiles.names()));
-        let profile = profiles.get(&name).ok_or_else(unknown)?;
-        Ok(Response::new(v1::GetProfileResponse {
-            profile: Some(to_proto::profile(&name, profile)),
-        }))
-    }
-
-    async fn dry_run_scope_policy(
-        &self,
-        request: Request<v1::DryRunScopePolicyRequest>,
-    ) -> Result<Response<v1::DryRunScopePolicyResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.dry_run(&caller, request.into_inner()).await?))
-    }
+serve! {
+    PolicyService for Policies;
+    call check_policy(CheckPolicyRequest) -> CheckPolicyResponse;
+    call explain_policy(ExplainPolicyRequest) -> ExplainPolicyResponse;
+    call set_scope_policy(SetScopePolicyRequest) -> SetScopePolicyResponse;
+    call get_scope_policy(GetScopePolicyRequest) -> GetScopePolicyResponse;
+    call delete_scope_policy(DeleteScopePolicyRequest) -> DeleteScopePolicyResponse;
+    call rollback_scope_policy(RollbackScopePolicyRequest) -> RollbackScopePolicyResponse;
+    call list_scope_policy_versions(ListScopePolicyVersionsRequest) -> ListScopePolicyVersionsResponse;
+    call list_projects(ListProjectsRequest) -> ListProjectsResponse;
+    call list_profiles(ListProfilesRequest) -> ListProfilesResponse;
+    call get_profile(GetProfileRequest) -> GetProfileResponse;
+    call dry_run_scope_policy(DryRunScopePolicyRequest) -> DryRunScopePolicyResponse;
 }

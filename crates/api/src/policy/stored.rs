@@ -37,11 +37,11 @@ enum Access {
 }
 
 impl Policies {
-    pub(crate) async fn set(
+    pub(super) async fn set_scope_policy(
         &self,
         caller: &Caller,
         wire: v1::SetScopePolicyRequest,
-    ) -> Result<v1::ScopePolicy, ApiError> {
+    ) -> Result<v1::SetScopePolicyResponse, ApiError> {
         let of = target(caller, wire.scope, wire.name, Access::Write)?;
         let reason = validate::reason(wire.reason)?;
         let expected = expected(wire.expected_version)?;
@@ -55,14 +55,15 @@ impl Policies {
             reason: &reason,
             key: caller.key,
         };
-        self.store(&of, new).await
+        let scope_policy = Some(self.store(&of, new).await?);
+        Ok(v1::SetScopePolicyResponse { scope_policy })
     }
 
-    pub(crate) async fn delete(
+    pub(super) async fn delete_scope_policy(
         &self,
         caller: &Caller,
         wire: v1::DeleteScopePolicyRequest,
-    ) -> Result<v1::ScopePolicy, ApiError> {
+    ) -> Result<v1::DeleteScopePolicyResponse, ApiError> {
         let of = target(caller, wire.scope, wire.name, Access::Write)?;
         let reason = validate::reason(wire.reason)?;
         let expected = expected(wire.expected_version)?;
@@ -74,14 +75,15 @@ impl Policies {
             reason: &reason,
             key: caller.key,
         };
-        self.store(&of, new).await
+        let scope_policy = Some(self.store(&of, new).await?);
+        Ok(v1::DeleteScopePolicyResponse { scope_policy })
     }
 
-    pub(crate) async fn roll_back(
+    pub(super) async fn rollback_scope_policy(
         &self,
         caller: &Caller,
         wire: v1::RollbackScopePolicyRequest,
-    ) -> Result<v1::ScopePolicy, ApiError> {
+    ) -> Result<v1::RollbackScopePolicyResponse, ApiError> {
         let of = target(caller, wire.scope, wire.name, Access::Write)?;
         let reason = validate::reason(wire.reason)?;
         let version = version("version", wire.version)?.unwrap_or_default();
@@ -100,28 +102,32 @@ impl Policies {
             reason: &reason,
             key: caller.key,
         };
-        self.store(&of, new).await
+        let scope_policy = Some(self.store(&of, new).await?);
+        Ok(v1::RollbackScopePolicyResponse { scope_policy })
     }
 
-    pub(crate) async fn get(
+    pub(super) async fn get_scope_policy(
         &self,
         caller: &Caller,
         wire: v1::GetScopePolicyRequest,
-    ) -> Result<v1::ScopePolicy, ApiError> {
+    ) -> Result<v1::GetScopePolicyResponse, ApiError> {
         let of = target(caller, wire.scope, wire.name, Access::Read)?;
         let version = version("version", wire.version)?;
-        match (self.version(&of, version).await?, version) {
-            (Some(found), _) => Ok(to_proto(&of, found)),
-            (None, Some(version)) => Err(ApiError::not_found("version of the policy", version)),
+        let scope_policy = match (self.version(&of, version).await?, version) {
+            (Some(found), _) => to_proto(&of, found),
+            (None, Some(version)) => {
+                return Err(ApiError::not_found("version of the policy", version));
+            }
             (None, None) => {
                 let store = &self.context.store;
                 store.tenant_get(&of.tenant).await?.ok_or_else(|| tenant_not_found(&of.tenant))?;
-                Ok(named(&of))
+                named(&of)
             }
-        }
+        };
+        Ok(v1::GetScopePolicyResponse { scope_policy: Some(scope_policy) })
     }
 
-    pub(crate) async fn history(
+    pub(super) async fn list_scope_policy_versions(
         &self,
         caller: &Caller,
         wire: v1::ListScopePolicyVersionsRequest,
@@ -137,7 +143,7 @@ impl Policies {
         Ok(v1::ListScopePolicyVersionsResponse { versions, next_page_token })
     }
 
-    pub(crate) async fn projects(
+    pub(super) async fn list_projects(
         &self,
         caller: &Caller,
         wire: v1::ListProjectsRequest,
@@ -160,7 +166,7 @@ impl Policies {
         Ok(v1::ListProjectsResponse { projects, next_page_token })
     }
 
-    pub(crate) async fn dry_run(
+    pub(super) async fn dry_run_scope_policy(
         &self,
         caller: &Caller,
         wire: v1::DryRunScopePolicyRequest,

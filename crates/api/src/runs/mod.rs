@@ -5,13 +5,13 @@ pub(crate) mod held_changes;
 pub(crate) mod live_usage;
 mod start;
 
-use std::{pin::Pin, sync::Arc};
+use std::sync::Arc;
 
 use codelia_proto::v1::{self, run_service_server::RunService};
 use codelia_store::{Caller, Run, RunFilter, RunState, Scope, SessionRef};
 use codelia_telemetry::task;
 use codelia_types::{Reason, RunId, SessionId};
-use futures::{Stream, StreamExt};
+use futures::StreamExt;
 use tokio::{sync::mpsc, task::JoinHandle};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -20,6 +20,7 @@ use crate::{
     auth::{self, AdmittedCaller},
     context::Context,
     error::ApiError,
+    rpc::{ResponseStream, serve},
     server::request::Deadline,
     sessions::lookup,
     stream::{
@@ -83,7 +84,7 @@ impl Runs {
         Ok(found.map(|(id, _)| id))
     }
 
-    async fn list(
+    async fn list_runs(
         &self,
         caller: &Caller,
         wire: v1::ListRunsRequest,
@@ -119,31 +120,58 @@ impl Runs {
         Ok(v1::ListRunsResponse { runs, next_page_token })
     }
 
-    async fn cancel(&self, caller: &Caller, wire: v1::CancelRunRequest) -> Result<Run, ApiError> {
+    async fn cancel_run(
+        &self,
+        caller: &Caller,
+        wire: v1::CancelRunRequest,
+    ) -> Result<v1::CancelRunResponse, ApiError> {
         let name = resource_name::run("name", &wire.name)?;
         let cancellation = cancellation(wire.reason, wire.grace)?;
         let id = match name.session {
             SessionSelector::Any => name.run,
             SessionSelector::One(_) => self.find(caller, name).await?.id,
         };
-        cancel_run(&self.context, &caller.tenant, id, &cancellation).await
+        let run = cancel_run(&self.context, &caller.tenant, id, &cancellation).await?;
+        Ok(v1::CancelRunResponse { run: Some(shown(caller, &run, to_proto::run(&run))) })
     }
 
     /// Signals the command of a run. Fails unless the worker has passed it on.
-    async fn signal(&self, caller: &Caller, wire: v1::SignalRunRequest) -> Result<Run, ApiError> {
+    async fn signal_run(
+        &self,
+        caller: &Caller,
+        wire: v1::SignalRunRequest,
+    ) -> Result<v1::SignalRunResponse, ApiError> {
         let name = resource_name::run("name", &wire.name)?;
         let signal = validate::signal(wire.signal)?;
         let run = self.find(caller, name).await?;
         let (RunState::Running, Some(address)) = (run.state, &run.worker_address) else {
             return Err(not_running());
         };
-        let known = self.context.worker_calls.signal(address, run.id, signal).await;
-        match known
-            .map_err(|error| ApiError::unavailable(format!("signal at {address}: {error}")))?
-        {
-            true => Ok(run),
-            false => Err(not_running()),
+        let signaled = self.context.worker_calls.signal(address, run.id, signal).await;
+        let is_known = signaled
+            .map_err(|error| ApiError::unavailable(format!("signal at {address}: {error}")))?;
+        if !is_known {
+            return Err(not_running());
         }
+        Ok(v1::SignalRunResponse { run: Some(shown(caller, &run, to_proto::run(&run))) })
+    }
+
+    async fn apply_changes(
+        &self,
+        caller: &Caller,
+        wire: v1::ApplyChangesRequest,
+    ) -> Result<v1::ApplyChangesResponse, ApiError> {
+        let run = self.decide_changes(caller, &wire.name, true).await?;
+        Ok(v1::ApplyChangesResponse { run: Some(run) })
+    }
+
+    async fn discard_changes(
+        &self,
+        caller: &Caller,
+        wire: v1::DiscardChangesRequest,
+    ) -> Result<v1::DiscardChangesResponse, ApiError> {
+        let run = self.decide_changes(caller, &wire.name, false).await?;
+        Ok(v1::DiscardChangesResponse { run: Some(run) })
     }
 
     /// Applies or drops the changes of a run that wait for a decision.
@@ -167,6 +195,85 @@ impl Runs {
         let name = resource_name::run("name", &wire.name)?;
         let position = validate::position(wire.position)?;
         Ok((self.find(caller, name).await?, position))
+    }
+
+    async fn start_run(
+        &self,
+        request: Request<v1::StartRunRequest>,
+    ) -> Result<Response<v1::StartRunResponse>, Status> {
+        let admitted = auth::admitted(request.extensions())?;
+        let (caller, RecordedRun { run, next }) =
+            self.start_admitted(&admitted, request.into_inner(), false).await?;
+        match next {
+            NextStep::Nothing => {}
+            NextStep::Push(push) => drop(self.push(&run, push)),
+            NextStep::Offer => drop(self.offer(&run)),
+        }
+        Ok(Response::new(v1::StartRunResponse {
+            run: Some(shown(&caller, &run, to_proto::run(&run))),
+        }))
+    }
+
+    async fn watch_run(
+        &self,
+        request: Request<v1::WatchRunRequest>,
+    ) -> Result<Response<ResponseStream<v1::WatchRunResponse>>, Status> {
+        let caller = auth::caller(request.extensions())?;
+        let deadline = Deadline::from_request(&request);
+        let stored_only = request.get_ref().stored_only;
+        let (run, position) = self.watched(&caller, request.into_inner()).await?;
+        let (events, receiver) = mpsc::channel(EVENT_BUFFER);
+        let is_operator = is_operator(&caller);
+        let streamer = EventStreamer::new(self.context.clone(), caller.tenant, position, events)
+            .for_operator(is_operator)
+            .stored_only(stored_only);
+        task::background("watch", stream::watch(streamer, run, deadline));
+        let events = response_events(receiver).await;
+        let events =
+            events.map(|event| event.map(|event| v1::WatchRunResponse { event: Some(event) }));
+        Ok(Response::new(Box::pin(events)))
+    }
+
+    async fn exec(
+        &self,
+        request: Request<Streaming<v1::ExecRequest>>,
+    ) -> Result<Response<ResponseStream<v1::ExecResponse>>, Status> {
+        let admitted = auth::admitted(request.extensions())?;
+        let deadline = Deadline::from_request(&request);
+        let events = self.open_exec(&admitted, request.into_inner(), deadline).await?;
+        let events = response_events(events).await;
+        let events = events.map(|event| event.map(|event| v1::ExecResponse { event: Some(event) }));
+        Ok(Response::new(Box::pin(events)))
+    }
+
+    async fn get_run(
+        &self,
+        caller: &Caller,
+        wire: v1::GetRunRequest,
+    ) -> Result<v1::GetRunResponse, ApiError> {
+        let v1::GetRunRequest { name, include_env, include_usage, include_processes } = wire;
+        let name = resource_name::run("name", &name)?;
+        if include_env {
+            auth::require_scope(caller, Scope::Admin)?;
+        }
+        let mut run = self.find(caller, name).await?;
+        let mut response = v1::GetRunResponse::default();
+        if include_usage || include_processes {
+            let answer = live_usage::of(&self.context, &mut run, include_processes).await?;
+            if include_usage {
+                response.live_usage = answer.usage;
+                response.live_usage_unavailable = answer.unavailable;
+            }
+            if include_processes {
+                response.processes = answer.processes;
+                response.processes_unavailable = answer.processes_unavailable;
+            }
+        }
+        let message = if include_env { to_proto::run_with_env(&run) } else { to_proto::run(&run) };
+        let approval = self.context.store.approval_of_start(&caller.tenant, run.id).await?;
+        let approval = approval.map(to_proto::approval);
+        response.run = Some(v1::Run { approval, ..shown(caller, &run, message) });
+        Ok(response)
     }
 
     async fn open_exec(
@@ -230,138 +337,18 @@ fn shown<Spec>(caller: &Caller, run: &Run<Spec>, message: v1::Run) -> v1::Run {
 }
 
 type EventReceiver = mpsc::Receiver<Result<v1::RunEvent, Status>>;
-type BoxedStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-#[tonic::async_trait]
-impl RunService for Runs {
-    type WatchRunStream = BoxedStream<v1::WatchRunResponse>;
-    type ExecStream = BoxedStream<v1::ExecResponse>;
-
-    async fn start_run(
-        &self,
-        request: Request<v1::StartRunRequest>,
-    ) -> Result<Response<v1::StartRunResponse>, Status> {
-        let admitted = auth::admitted(request.extensions())?;
-        let (caller, RecordedRun { run, next }) =
-            self.start_admitted(&admitted, request.into_inner(), false).await?;
-        match next {
-            NextStep::Nothing => {}
-            NextStep::Push(push) => drop(self.push(&run, push)),
-            NextStep::Offer => drop(self.offer(&run)),
-        }
-        Ok(Response::new(v1::StartRunResponse {
-            run: Some(shown(&caller, &run, to_proto::run(&run))),
-        }))
-    }
-
-    async fn watch_run(
-        &self,
-        request: Request<v1::WatchRunRequest>,
-    ) -> Result<Response<Self::WatchRunStream>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let deadline = Deadline::from_request(&request);
-        let stored_only = request.get_ref().stored_only;
-        let (run, position) = self.watched(&caller, request.into_inner()).await?;
-        let (events, receiver) = mpsc::channel(EVENT_BUFFER);
-        let is_operator = is_operator(&caller);
-        let streamer = EventStreamer::new(self.context.clone(), caller.tenant, position, events)
-            .for_operator(is_operator)
-            .stored_only(stored_only);
-        task::background("watch", stream::watch(streamer, run, deadline));
-        let events = response_events(receiver).await;
-        let events =
-            events.map(|event| event.map(|event| v1::WatchRunResponse { event: Some(event) }));
-        Ok(Response::new(Box::pin(events)))
-    }
-
-    async fn exec(
-        &self,
-        request: Request<Streaming<v1::ExecRequest>>,
-    ) -> Result<Response<Self::ExecStream>, Status> {
-        let admitted = auth::admitted(request.extensions())?;
-        let deadline = Deadline::from_request(&request);
-        let events = self.open_exec(&admitted, request.into_inner(), deadline).await?;
-        let events = response_events(events).await;
-        let events = events.map(|event| event.map(|event| v1::ExecResponse { event: Some(event) }));
-        Ok(Response::new(Box::pin(events)))
-    }
-
-    async fn get_run(
-        &self,
-        request: Request<v1::GetRunRequest>,
-    ) -> Result<Response<v1::GetRunResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let v1::GetRunRequest { name, include_env, include_usage, include_processes } =
-            request.into_inner();
-        let name = resource_name::run("name", &name)?;
-        if include_env {
-            auth::require_scope(&caller, Scope::Admin)?;
-        }
-        let mut run = self.find(&caller, name).await?;
-        let mut response = v1::GetRunResponse::default();
-        if include_usage || include_processes {
-            let answer = live_usage::of(&self.context, &mut run, include_processes).await?;
-            if include_usage {
-                (response.live_usage, response.live_usage_unavailable) =
-                    (answer.usage, answer.unavailable);
-            }
-            if include_processes {
-                response.processes = answer.processes;
-                response.processes_unavailable = answer.processes_unavailable;
-            }
-        }
-        let message = if include_env { to_proto::run_with_env(&run) } else { to_proto::run(&run) };
-        let approval = self.context.store.approval_of_start(&caller.tenant, run.id).await;
-        let approval = approval.map_err(ApiError::from)?.map(to_proto::approval);
-        response.run = Some(v1::Run { approval, ..shown(&caller, &run, message) });
-        Ok(Response::new(response))
-    }
-
-    async fn list_runs(
-        &self,
-        request: Request<v1::ListRunsRequest>,
-    ) -> Result<Response<v1::ListRunsResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.list(&caller, request.into_inner()).await?))
-    }
-
-    async fn cancel_run(
-        &self,
-        request: Request<v1::CancelRunRequest>,
-    ) -> Result<Response<v1::CancelRunResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let run = self.cancel(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::CancelRunResponse {
-            run: Some(shown(&caller, &run, to_proto::run(&run))),
-        }))
-    }
-
-    async fn signal_run(
-        &self,
-        request: Request<v1::SignalRunRequest>,
-    ) -> Result<Response<v1::SignalRunResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let run = self.signal(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::SignalRunResponse {
-            run: Some(shown(&caller, &run, to_proto::run(&run))),
-        }))
-    }
-
-    async fn apply_changes(
-        &self,
-        request: Request<v1::ApplyChangesRequest>,
-    ) -> Result<Response<v1::ApplyChangesResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let run = self.decide_changes(&caller, &request.get_ref().name, true).await?;
-        Ok(Response::new(v1::ApplyChangesResponse { run: Some(run) }))
-    }
-
-    async fn discard_changes(
-        &self,
-        request: Request<v1::DiscardChangesRequest>,
-    ) -> Result<Response<v1::DiscardChangesResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let run = self.decide_changes(&caller, &request.get_ref().name, false).await?;
-        Ok(Response::new(v1::DiscardChangesResponse { run: Some(run) }))
-    }
+serve! {
+    RunService for Runs;
+    type WatchRunStream = WatchRunResponse;
+    type ExecStream = ExecResponse;
+    request start_run(v1::StartRunRequest) -> v1::StartRunResponse;
+    request watch_run(v1::WatchRunRequest) -> Self::WatchRunStream;
+    request exec(Streaming<v1::ExecRequest>) -> Self::ExecStream;
+    call get_run(GetRunRequest) -> GetRunResponse;
+    call list_runs(ListRunsRequest) -> ListRunsResponse;
+    call cancel_run(CancelRunRequest) -> CancelRunResponse;
+    call signal_run(SignalRunRequest) -> SignalRunResponse;
+    call apply_changes(ApplyChangesRequest) -> ApplyChangesResponse;
+    call discard_changes(DiscardChangesRequest) -> DiscardChangesResponse;
 }

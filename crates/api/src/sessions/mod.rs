@@ -17,14 +17,14 @@ use codelia_store::{
 use codelia_telemetry::task;
 use codelia_types::{Reason, SessionId};
 use serde_json::Value;
-use tonic::{Request, Response, Status};
 
 use crate::{
     admission::{SessionRequest, admit_policy, fingerprint, mode_unavailable, rules::Rules},
-    audit, auth,
+    audit,
     context::Context,
     error::ApiError,
     policy::effective::ScopePolicies,
+    rpc::serve,
     volumes,
     wire::{paging::Page, resource_name, to_proto, validate},
 };
@@ -63,6 +63,26 @@ impl Sessions {
         self.context.with_policy(caller, is_large, parse).await
     }
 
+    async fn create_session(
+        &self,
+        caller: &Caller,
+        wire: v1::CreateSessionRequest,
+    ) -> Result<v1::CreateSessionResponse, ApiError> {
+        let parsed = self.parse(caller, wire).await?;
+        let session = self.create(caller, parsed).await?.session;
+        Ok(v1::CreateSessionResponse { session: Some(to_proto::session(session)) })
+    }
+
+    async fn get_session(
+        &self,
+        caller: &Caller,
+        wire: v1::GetSessionRequest,
+    ) -> Result<v1::GetSessionResponse, ApiError> {
+        let name = resource_name::session("name", &wire.name)?;
+        let session = lookup::find(&self.context.store, &caller.tenant, &name).await?;
+        Ok(v1::GetSessionResponse { session: Some(to_proto::session(session)) })
+    }
+
     /// Creates a session.
     pub(crate) async fn create(
         &self,
@@ -80,7 +100,7 @@ impl Sessions {
     /// Closes a session whose first run was refused.
     pub(crate) async fn close_refused(&self, caller: &Caller, id: SessionId) {
         let wire = v1::CloseSessionRequest { name: format!("sessions/{id}") };
-        if let Err(error) = self.close(caller, wire).await {
+        if let Err(error) = self.close_session(caller, wire).await {
             tracing::warn!(session = %id, %error, "cannot close the session of a refused run");
         }
     }
@@ -191,7 +211,7 @@ impl Sessions {
         session
     }
 
-    async fn list(
+    async fn list_sessions(
         &self,
         caller: &Caller,
         wire: v1::ListSessionsRequest,
@@ -216,40 +236,39 @@ impl Sessions {
         Ok(v1::ListSessionsResponse { sessions, next_page_token })
     }
 
-    async fn extend(
+    async fn extend_session(
         &self,
         caller: &Caller,
         wire: v1::ExtendSessionRequest,
-    ) -> Result<Session, ApiError> {
+    ) -> Result<v1::ExtendSessionResponse, ApiError> {
         let Context { options, store, .. } = &*self.context;
         let name = resource_name::session("name", &wire.name)?;
         let ttl = validate::ttl("ttl", wire.ttl, options.max_session_ttl)?;
         let ttl = ttl.ok_or_else(|| ApiError::invalid("ttl", "required"))?;
         let session = lookup::find(store, &caller.tenant, &name).await?;
         let change = SessionChange { ttl: Some(ttl), ..SessionChange::default() };
-        if let Some(session) =
-            store.session_update(&caller.tenant, &SessionRef::Id(session.id), &change).await?
-        {
-            return Ok(session);
-        }
-        Err(ApiError::session_ended(&session))
+        let extended =
+            store.session_update(&caller.tenant, &SessionRef::Id(session.id), &change).await?;
+        let session = extended.ok_or_else(|| ApiError::session_ended(&session))?;
+        Ok(v1::ExtendSessionResponse { session: Some(to_proto::session(session)) })
     }
 
-    async fn update(
+    async fn update_session(
         &self,
         caller: &Caller,
-        wire: v1::UpdateSessionRequest,
-    ) -> Result<Session, ApiError> {
+        mut wire: v1::UpdateSessionRequest,
+    ) -> Result<v1::UpdateSessionResponse, ApiError> {
         let Context { options, store, .. } = &*self.context;
         let name = resource_name::session("name", &wire.name)?;
-        let mut wire = wire;
         let network = wire.network.take();
         let mut change = session_change(wire, network.is_some(), options.max_session_ttl)?;
         if let Some(network) = network {
             change.network = Some(self.network(caller, &name, network).await?);
         }
         match store.session_update(&caller.tenant, &name, &change).await {
-            Ok(Some(session)) => Ok(session),
+            Ok(Some(session)) => {
+                Ok(v1::UpdateSessionResponse { session: Some(to_proto::session(session)) })
+            }
             Ok(None) => {
                 let session = lookup::find(store, &caller.tenant, &name).await?;
                 Err(ApiError::session_ended(&session))
@@ -281,11 +300,11 @@ impl Sessions {
         self.context.with_policy(caller, is_large, change).await
     }
 
-    pub(crate) async fn close(
+    async fn close_session(
         &self,
         caller: &Caller,
         wire: v1::CloseSessionRequest,
-    ) -> Result<Session, ApiError> {
+    ) -> Result<v1::CloseSessionResponse, ApiError> {
         let name = resource_name::session("name", &wire.name)?;
         let store = &self.context.store;
         let Some(session) = store.session_close(&caller.tenant, &name).await? else {
@@ -298,19 +317,21 @@ impl Sessions {
                 async move { context.worker_calls.close(&address, id).await },
             );
         }
-        Ok(session)
+        Ok(v1::CloseSessionResponse { session: Some(to_proto::session(session)) })
     }
 
-    async fn release(
+    async fn release_session(
         &self,
         caller: &Caller,
         wire: v1::ReleaseSessionRequest,
-    ) -> Result<Session, ApiError> {
+    ) -> Result<v1::ReleaseSessionResponse, ApiError> {
         let name = resource_name::session("name", &wire.name)?;
         let reason = validate::reason(wire.reason)?;
         let store = &self.context.store;
         match store.session_release(&caller.tenant, &name, caller.key, &reason).await? {
-            Some(session) => Ok(session),
+            Some(session) => {
+                Ok(v1::ReleaseSessionResponse { session: Some(to_proto::session(session)) })
+            }
             None => Err(lookup::missing(store, &caller.tenant, &name).await),
         }
     }
@@ -385,71 +406,15 @@ fn session_change(
     })
 }
 
-#[tonic::async_trait]
-impl SessionService for Sessions {
-    async fn create_session(
-        &self,
-        request: Request<v1::CreateSessionRequest>,
-    ) -> Result<Response<v1::CreateSessionResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let parsed = self.parse(&caller, request.into_inner()).await?;
-        let session = self.create(&caller, parsed).await?.session;
-        Ok(Response::new(v1::CreateSessionResponse { session: Some(to_proto::session(session)) }))
-    }
-
-    async fn get_session(
-        &self,
-        request: Request<v1::GetSessionRequest>,
-    ) -> Result<Response<v1::GetSessionResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let name = resource_name::session("name", &request.into_inner().name)?;
-        let session = lookup::find(&self.context.store, &caller.tenant, &name).await?;
-        Ok(Response::new(v1::GetSessionResponse { session: Some(to_proto::session(session)) }))
-    }
-
-    async fn list_sessions(
-        &self,
-        request: Request<v1::ListSessionsRequest>,
-    ) -> Result<Response<v1::ListSessionsResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.list(&caller, request.into_inner()).await?))
-    }
-
-    async fn extend_session(
-        &self,
-        request: Request<v1::ExtendSessionRequest>,
-    ) -> Result<Response<v1::ExtendSessionResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let session = self.extend(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::ExtendSessionResponse { session: Some(to_proto::session(session)) }))
-    }
-
-    async fn update_session(
-        &self,
-        request: Request<v1::UpdateSessionRequest>,
-    ) -> Result<Response<v1::UpdateSessionResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let session = self.update(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::UpdateSessionResponse { session: Some(to_proto::session(session)) }))
-    }
-
-    async fn close_session(
-        &self,
-        request: Request<v1::CloseSessionRequest>,
-    ) -> Result<Response<v1::CloseSessionResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let session = self.close(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::CloseSessionResponse { session: Some(to_proto::session(session)) }))
-    }
-
-    async fn release_session(
-        &self,
-        request: Request<v1::ReleaseSessionRequest>,
-    ) -> Result<Response<v1::ReleaseSessionResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let session = self.release(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::ReleaseSessionResponse { session: Some(to_proto::session(session)) }))
-    }
+serve! {
+    SessionService for Sessions;
+    call create_session(CreateSessionRequest) -> CreateSessionResponse;
+    call get_session(GetSessionRequest) -> GetSessionResponse;
+    call list_sessions(ListSessionsRequest) -> ListSessionsResponse;
+    call extend_session(ExtendSessionRequest) -> ExtendSessionResponse;
+    call update_session(UpdateSessionRequest) -> UpdateSessionResponse;
+    call close_session(CloseSessionRequest) -> CloseSessionResponse;
+    call release_session(ReleaseSessionRequest) -> ReleaseSessionResponse;
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ use codelia_proto::{
 };
 use codelia_store::{Caller, MAX_TOOLS, Scope, Tool, ToolChange, ToolChanged, ToolNotChanged};
 use codelia_types::{Reason, TenantId, ToolId};
-use tonic::{Request, Response, Status};
 
 pub(crate) use self::cache::ToolCache;
 use crate::{
@@ -20,6 +19,7 @@ use crate::{
     auth,
     context::Context,
     error::ApiError,
+    rpc::serve,
     wire::{
         paging::Page,
         resource_name::{self, TenantName},
@@ -76,16 +76,17 @@ fn not_changed(id: &ToolId, why: ToolNotChanged) -> ApiError {
     }
 }
 
-fn changed(id: &ToolId, result: ToolChanged) -> Result<v1::Tool, ApiError> {
-    result.map(|tool| to_proto(&tool)).map_err(|why| not_changed(id, why))
+/// The tool after a change.
+fn changed(id: &ToolId, result: ToolChanged) -> Result<Option<v1::Tool>, ApiError> {
+    result.map(|tool| Some(to_proto(&tool))).map_err(|why| not_changed(id, why))
 }
 
 impl Tools {
-    async fn register(
+    async fn register_tool(
         &self,
         caller: &Caller,
         wire: v1::RegisterToolRequest,
-    ) -> Result<v1::Tool, ApiError> {
+    ) -> Result<v1::RegisterToolResponse, ApiError> {
         let (tenant, id) = target(caller, &wire.name)?;
         let declaration =
             wire.declaration.ok_or_else(|| ApiError::invalid("declaration", "required"))?;
@@ -99,16 +100,22 @@ impl Tools {
         let check = move |rules: &Rules<'_>| read_declaration(declaration, rules);
         let declaration = self.context.with_policy(caller, is_large, check).await?;
         let change = ToolChange { tenant: &tenant, id: &id, key: caller.key };
-        changed(&id, self.context.store.tool_register(change, &declaration, expected).await?)
+        let result = self.context.store.tool_register(change, &declaration, expected).await?;
+        Ok(v1::RegisterToolResponse { tool: changed(&id, result)? })
     }
 
-    async fn get(&self, caller: &Caller, name: &str) -> Result<v1::Tool, ApiError> {
-        let (tenant, id) = target(caller, name)?;
+    async fn get_tool(
+        &self,
+        caller: &Caller,
+        wire: v1::GetToolRequest,
+    ) -> Result<v1::GetToolResponse, ApiError> {
+        let (tenant, id) = target(caller, &wire.name)?;
         let tool = self.context.store.tool_get(&tenant, &id).await?;
-        tool.map(|tool| to_proto(&tool)).ok_or_else(|| ApiError::not_found("tool", id))
+        let tool = tool.ok_or_else(|| ApiError::not_found("tool", id))?;
+        Ok(v1::GetToolResponse { tool: Some(to_proto(&tool)) })
     }
 
-    async fn list(
+    async fn list_tools(
         &self,
         caller: &Caller,
         wire: v1::ListToolsRequest,
@@ -125,18 +132,23 @@ impl Tools {
         Ok(v1::ListToolsResponse { tools, next_page_token })
     }
 
-    async fn delete(&self, caller: &Caller, name: &str) -> Result<(), ApiError> {
-        let (tenant, id) = target(caller, name)?;
+    async fn delete_tool(
+        &self,
+        caller: &Caller,
+        wire: v1::DeleteToolRequest,
+    ) -> Result<v1::DeleteToolResponse, ApiError> {
+        let (tenant, id) = target(caller, &wire.name)?;
         let change = ToolChange { tenant: &tenant, id: &id, key: caller.key };
         let deleted = self.context.store.tool_delete(change).await?;
-        deleted.map_err(|why| not_changed(&id, why))
+        deleted.map_err(|why| not_changed(&id, why))?;
+        Ok(v1::DeleteToolResponse {})
     }
 
-    async fn approve(
+    async fn approve_tool_level(
         &self,
         caller: &Caller,
         wire: v1::ApproveToolLevelRequest,
-    ) -> Result<v1::Tool, ApiError> {
+    ) -> Result<v1::ApproveToolLevelResponse, ApiError> {
         let (tenant, id) = target(caller, &wire.name)?;
         if wire.version < 1 {
             return Err(ApiError::invalid("version", "required: the version that you looked at"));
@@ -145,29 +157,32 @@ impl Tools {
         let level = level.to_level().ok_or_else(|| ApiError::invalid("level", "required"))?;
         let reason = validate::reason(wire.reason)?;
         let change = ToolChange { tenant: &tenant, id: &id, key: caller.key };
-        changed(&id, self.context.store.tool_approve(change, wire.version, level, &reason).await?)
+        let result = self.context.store.tool_approve(change, wire.version, level, &reason).await?;
+        Ok(v1::ApproveToolLevelResponse { tool: changed(&id, result)? })
     }
 
-    async fn quarantine(
+    async fn quarantine_tool(
         &self,
         caller: &Caller,
         wire: v1::QuarantineToolRequest,
-    ) -> Result<v1::Tool, ApiError> {
+    ) -> Result<v1::QuarantineToolResponse, ApiError> {
         let (tenant, id) = target(caller, &wire.name)?;
         let reason = validate::reason(wire.reason)?;
         let change = ToolChange { tenant: &tenant, id: &id, key: caller.key };
-        changed(&id, self.context.store.tool_quarantine(change, &reason).await?)
+        let result = self.context.store.tool_quarantine(change, &reason).await?;
+        Ok(v1::QuarantineToolResponse { tool: changed(&id, result)? })
     }
 
-    async fn release(
+    async fn release_tool(
         &self,
         caller: &Caller,
         wire: v1::ReleaseToolRequest,
-    ) -> Result<v1::Tool, ApiError> {
+    ) -> Result<v1::ReleaseToolResponse, ApiError> {
         let (tenant, id) = target(caller, &wire.name)?;
         let reason = validate::reason(wire.reason)?;
         let change = ToolChange { tenant: &tenant, id: &id, key: caller.key };
-        changed(&id, self.context.store.tool_release(change, &reason).await?)
+        let result = self.context.store.tool_release(change, &reason).await?;
+        Ok(v1::ReleaseToolResponse { tool: changed(&id, result)? })
     }
 }
 
@@ -220,67 +235,13 @@ fn to_proto(tool: &Tool) -> v1::Tool {
     }
 }
 
-#[tonic::async_trait]
-impl ToolService for Tools {
-    async fn register_tool(
-        &self,
-        request: Request<v1::RegisterToolRequest>,
-    ) -> Result<Response<v1::RegisterToolResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let tool = self.register(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::RegisterToolResponse { tool: Some(tool) }))
-    }
-
-    async fn get_tool(
-        &self,
-        request: Request<v1::GetToolRequest>,
-    ) -> Result<Response<v1::GetToolResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let tool = self.get(&caller, &request.get_ref().name).await?;
-        Ok(Response::new(v1::GetToolResponse { tool: Some(tool) }))
-    }
-
-    async fn list_tools(
-        &self,
-        request: Request<v1::ListToolsRequest>,
-    ) -> Result<Response<v1::ListToolsResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.list(&caller, request.into_inner()).await?))
-    }
-
-    async fn delete_tool(
-        &self,
-        request: Request<v1::DeleteToolRequest>,
-    ) -> Result<Response<v1::DeleteToolResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        self.delete(&caller, &request.get_ref().name).await?;
-        Ok(Response::new(v1::DeleteToolResponse {}))
-    }
-
-    async fn approve_tool_level(
-        &self,
-        request: Request<v1::ApproveToolLevelRequest>,
-    ) -> Result<Response<v1::ApproveToolLevelResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let tool = self.approve(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::ApproveToolLevelResponse { tool: Some(tool) }))
-    }
-
-    async fn quarantine_tool(
-        &self,
-        request: Request<v1::QuarantineToolRequest>,
-    ) -> Result<Response<v1::QuarantineToolResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let tool = self.quarantine(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::QuarantineToolResponse { tool: Some(tool) }))
-    }
-
-    async fn release_tool(
-        &self,
-        request: Request<v1::ReleaseToolRequest>,
-    ) -> Result<Response<v1::ReleaseToolResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let tool = self.release(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::ReleaseToolResponse { tool: Some(tool) }))
-    }
+serve! {
+    ToolService for Tools;
+    call register_tool(RegisterToolRequest) -> RegisterToolResponse;
+    call get_tool(GetToolRequest) -> GetToolResponse;
+    call list_tools(ListToolsRequest) -> ListToolsResponse;
+    call delete_tool(DeleteToolRequest) -> DeleteToolResponse;
+    call approve_tool_level(ApproveToolLevelRequest) -> ApproveToolLevelResponse;
+    call quarantine_tool(QuarantineToolRequest) -> QuarantineToolResponse;
+    call release_tool(ReleaseToolRequest) -> ReleaseToolResponse;
 }

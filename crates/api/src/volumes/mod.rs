@@ -13,14 +13,13 @@ use codelia_store::{
     Caller, MAX_VOLUMES, MAX_VOLUMES_BYTES, NewVolume, Volume, VolumeNotCreated, VolumeNotDeleted,
 };
 use codelia_types::{Reason, VolumeName};
-use tonic::{Request, Response, Status};
 
 use self::mount::in_use;
 pub(crate) use self::mount::{mount, within_session};
 use crate::{
-    auth,
     context::Context,
     error::ApiError,
+    rpc::serve,
     wire::{paging::Page, resource_name, validate},
 };
 
@@ -37,11 +36,11 @@ pub(crate) struct Volumes {
 }
 
 impl Volumes {
-    async fn create(
+    async fn create_volume(
         &self,
         caller: &Caller,
         wire: v1::CreateVolumeRequest,
-    ) -> Result<v1::Volume, ApiError> {
+    ) -> Result<v1::CreateVolumeResponse, ApiError> {
         let name: VolumeName = wire.volume_id.parse().map_err(|_| {
             ApiError::invalid("volume_id", "must be of [a-z0-9-], 1 to 63 characters")
         })?;
@@ -55,16 +54,22 @@ impl Volumes {
             key: caller.key,
         };
         let created = self.context.store.volume_create(new).await?;
-        created.map(|volume| to_proto(&volume)).map_err(|why| not_created(&name, why))
+        let volume = created.map_err(|why| not_created(&name, why))?;
+        Ok(v1::CreateVolumeResponse { volume: Some(to_proto(&volume)) })
     }
 
-    async fn get(&self, caller: &Caller, name: &str) -> Result<v1::Volume, ApiError> {
-        let name = resource_name::volume("name", name)?;
+    async fn get_volume(
+        &self,
+        caller: &Caller,
+        wire: v1::GetVolumeRequest,
+    ) -> Result<v1::GetVolumeResponse, ApiError> {
+        let name = resource_name::volume("name", &wire.name)?;
         let volume = self.context.store.volume_get(&caller.tenant, &name).await?;
-        volume.map(|volume| to_proto(&volume)).ok_or_else(|| ApiError::not_found("volume", name))
+        let volume = volume.ok_or_else(|| ApiError::not_found("volume", name))?;
+        Ok(v1::GetVolumeResponse { volume: Some(to_proto(&volume)) })
     }
 
-    async fn list(
+    async fn list_volumes(
         &self,
         caller: &Caller,
         wire: v1::ListVolumesRequest,
@@ -80,10 +85,15 @@ impl Volumes {
         Ok(v1::ListVolumesResponse { volumes, next_page_token })
     }
 
-    async fn delete(&self, caller: &Caller, name: &str) -> Result<(), ApiError> {
-        let name = resource_name::volume("name", name)?;
+    async fn delete_volume(
+        &self,
+        caller: &Caller,
+        wire: v1::DeleteVolumeRequest,
+    ) -> Result<v1::DeleteVolumeResponse, ApiError> {
+        let name = resource_name::volume("name", &wire.name)?;
         let deleted = self.context.store.volume_delete(&caller.tenant, &name, caller.key).await?;
-        deleted.map_err(|why| not_deleted(&name, why))
+        deleted.map_err(|why| not_deleted(&name, why))?;
+        Ok(v1::DeleteVolumeResponse {})
     }
 }
 
@@ -152,40 +162,10 @@ fn to_proto(volume: &Volume) -> v1::Volume {
     }
 }
 
-#[tonic::async_trait]
-impl VolumeService for Volumes {
-    async fn create_volume(
-        &self,
-        request: Request<v1::CreateVolumeRequest>,
-    ) -> Result<Response<v1::CreateVolumeResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let volume = self.create(&caller, request.into_inner()).await?;
-        Ok(Response::new(v1::CreateVolumeResponse { volume: Some(volume) }))
-    }
-
-    async fn get_volume(
-        &self,
-        request: Request<v1::GetVolumeRequest>,
-    ) -> Result<Response<v1::GetVolumeResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        let volume = self.get(&caller, &request.get_ref().name).await?;
-        Ok(Response::new(v1::GetVolumeResponse { volume: Some(volume) }))
-    }
-
-    async fn list_volumes(
-        &self,
-        request: Request<v1::ListVolumesRequest>,
-    ) -> Result<Response<v1::ListVolumesResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        Ok(Response::new(self.list(&caller, request.into_inner()).await?))
-    }
-
-    async fn delete_volume(
-        &self,
-        request: Request<v1::DeleteVolumeRequest>,
-    ) -> Result<Response<v1::DeleteVolumeResponse>, Status> {
-        let caller = auth::caller(request.extensions())?;
-        self.delete(&caller, &request.get_ref().name).await?;
-        Ok(Response::new(v1::DeleteVolumeResponse {}))
-    }
+serve! {
+    VolumeService for Volumes;
+    call create_volume(CreateVolumeRequest) -> CreateVolumeResponse;
+    call get_volume(GetVolumeRequest) -> GetVolumeResponse;
+    call list_volumes(ListVolumesRequest) -> ListVolumesResponse;
+    call delete_volume(DeleteVolumeRequest) -> DeleteVolumeResponse;
 }
