@@ -1,9 +1,8 @@
 //! The accept loop. It never ends because of a connection or for lack of descriptors.
 
-use std::{convert::Infallible, future::Future, io, net::IpAddr, time::Duration};
+use std::{future::Future, io, net::IpAddr, time::Duration};
 
 use codelia_telemetry::{metrics, task};
-use http::{Request, Response};
 use rustix::net::sockopt;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -11,11 +10,9 @@ use tokio::{
     time::sleep,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::body::Body;
-use tower::Service;
 
 use crate::{
-    Limits, Source,
+    HttpService, Limits, Source,
     admission::Admission,
     calls::CountedService,
     connection::{Connection, Supervisor},
@@ -79,13 +76,10 @@ pub async fn serve<L, S>(
     shutdown: CancellationToken,
 ) where
     L: Listener,
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
-        + Clone
-        + Send
-        + 'static,
-    S::Future: Send + 'static,
+    S: HttpService,
 {
-    let (admission, open) = (Admission::new(&limits), TaskTracker::new());
+    let admission = Admission::new(&limits);
+    let open = TaskTracker::new();
     let server = ConnectionServer { transport, service, limits, shutdown: shutdown.clone() };
     let mut is_refusing = false;
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
@@ -123,14 +117,7 @@ pub async fn serve<L, S>(
     open.wait().await;
 }
 
-impl<S> ConnectionServer<S>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
-        + Clone
-        + Send
-        + 'static,
-    S::Future: Send + 'static,
-{
+impl<S: HttpService> ConnectionServer<S> {
     /// Serves one connection until it is closed. The transport closes it politely when `asked`
     /// fires, and waits for it indefinitely, so an unused one is killed soon after.
     async fn serve<IO>(self, connection: Connection<IO>, supervisor: Supervisor, source: Source)

@@ -1,17 +1,15 @@
 //! Counts the open calls of one connection: a call is open until its response has ended.
 
 use std::{
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
 };
 
-use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{Request, Response};
-use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt;
 use tokio::sync::watch;
-use tonic::{Status, body::Body};
+use tonic::body::Body;
 use tower::Service;
 
 use crate::Source;
@@ -78,34 +76,11 @@ where
 }
 
 /// Drops `held` when the response has ended or the client no longer wants it.
-pub fn hold_until_end<T: Send + Unpin + 'static>(
-    response: Response<Body>,
-    held: T,
-) -> Response<Body> {
-    response.map(|body| Body::new(HoldingBody { body, _held: held }))
-}
-
-struct HoldingBody<T> {
-    body: Body,
-    _held: T,
-}
-
-impl<T: Unpin> http_body::Body for HoldingBody<T> {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+pub fn hold_until_end<T: Send + 'static>(response: Response<Body>, held: T) -> Response<Body> {
+    response.map(|body| {
+        // The body owns the closure, and the closure owns what is held.
+        Body::new(body.inspect_frame(move |_| {
+            let _held = &held;
+        }))
+    })
 }

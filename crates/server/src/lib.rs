@@ -10,6 +10,7 @@ mod accept;
 mod admission;
 mod calls;
 mod connection;
+mod http_service;
 mod limits;
 mod source;
 mod tls;
@@ -18,6 +19,7 @@ mod transport;
 pub use self::{
     accept::{Listener, serve},
     calls::hold_until_end,
+    http_service::HttpService,
     limits::{Limits, within_share},
     source::Source,
     tls::{InternalTls, TlsError, TlsFiles, TlsIdentity, TlsPem},

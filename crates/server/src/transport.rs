@@ -1,20 +1,15 @@
 //! The transport of a connection: HTTP, with or without TLS.
 
-use std::{convert::Infallible, error::Error, fmt, future::Future, io, sync::Arc};
+use std::{error::Error, future::Future, io, sync::Arc};
 
 use futures::{StreamExt, stream};
-use http::{Request, Response};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tonic::{
-    body::Body,
-    transport::{Server, server::Connected},
-};
-use tower::Service;
+use tonic::transport::{Server, server::Connected};
 
-use crate::TlsIdentity;
+use crate::{HttpService, TlsIdentity};
 
 /// How connections are served.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Transport {
     server: Server,
     tls: Option<Arc<TlsIdentity>>,
@@ -36,11 +31,7 @@ impl Transport {
         until: impl Future<Output = ()>,
     ) -> Result<(), Box<dyn Error + Send + Sync>>
     where
-        S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
-            + Clone
-            + Send
-            + 'static,
-        S::Future: Send + 'static,
+        S: HttpService,
         IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     {
         match self.tls {
@@ -59,11 +50,7 @@ async fn serve_http<S, IO>(
     until: impl Future<Output = ()>,
 ) -> Result<(), Box<dyn Error + Send + Sync>>
 where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
-        + Clone
-        + Send
-        + 'static,
-    S::Future: Send + 'static,
+    S: HttpService,
     IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
     // The stream must not end: its end would close the connection.
@@ -75,11 +62,5 @@ impl From<Server> for Transport {
     /// A transport without TLS.
     fn from(server: Server) -> Self {
         Self { server, tls: None }
-    }
-}
-
-impl fmt::Debug for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Transport").finish_non_exhaustive()
     }
 }

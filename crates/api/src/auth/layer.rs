@@ -4,7 +4,6 @@
 
 use std::{
     convert::Infallible,
-    fmt,
     future::ready,
     sync::Arc,
     task::{Context as Poller, Poll},
@@ -12,7 +11,7 @@ use std::{
 };
 
 use codelia_policy::IsolationLevel;
-use codelia_server::{Source, hold_until_end};
+use codelia_server::{HttpService, Source, hold_until_end};
 use codelia_store::{Caller, FoundKey, KeyStanding, KeyVersion, Scope, Store};
 use codelia_telemetry::{metrics, task};
 use codelia_types::{Reason, TenantId};
@@ -20,7 +19,7 @@ use futures::future::BoxFuture;
 use http::{Request, Response};
 use tokio::time::timeout;
 use tonic::{Extensions, Status, body::Body};
-use tower::{Layer, Service};
+use tower::Service;
 
 use super::{
     guard::{KeyGuard, Lookup},
@@ -105,8 +104,8 @@ fn per_second(quota: i64) -> u32 {
 }
 
 /// Authenticates, limits and authorizes the requests of all services, before their bodies are read.
-#[derive(Clone)]
-pub(crate) struct AuthLayer {
+#[derive(Debug, Clone)]
+pub(crate) struct Authenticator {
     store: Store,
     requests: Arc<RateLimits>,
     unisolated_tenant: Option<TenantId>,
@@ -119,7 +118,7 @@ pub(crate) struct AuthLayer {
     message_timeout: Duration,
 }
 
-impl AuthLayer {
+impl Authenticator {
     pub(crate) fn new(store: Store, options: &Options, methods: Arc<Methods>) -> Self {
         Self {
             store,
@@ -137,10 +136,8 @@ impl AuthLayer {
 
     async fn admit(self, request: RequestHead) -> Result<(AdmittedCaller, CallPermit), ApiError> {
         if let Some((caller, version, permit)) = self.admit_known(&request) {
-            return Ok((
-                AdmittedCaller { caller, unchecked: Some((version, self, request)) },
-                permit,
-            ));
+            let unchecked = Some((version, self, request));
+            return Ok((AdmittedCaller { caller, unchecked }, permit));
         }
         let found = self.identify(&request).await?;
         self.requests
@@ -268,7 +265,7 @@ pub(crate) struct AdmittedCaller {
     /// The caller, as it was when its key was last looked up.
     pub(crate) caller: Caller,
     /// Set if the key was not looked up for this call.
-    unchecked: Option<(KeyVersion, AuthLayer, RequestHead)>,
+    unchecked: Option<(KeyVersion, Authenticator, RequestHead)>,
 }
 
 impl AdmittedCaller {
@@ -298,7 +295,7 @@ struct RequestHead {
 }
 
 impl RequestHead {
-    fn of(request: &Request<Body>, method: Arc<Method>) -> Self {
+    fn new(request: &Request<Body>, method: Arc<Method>) -> Self {
         Self {
             key_hash: bearer_secret(request.headers()).map(hash_secret),
             source: request.extensions().get().copied().unwrap_or(Source(None)),
@@ -315,35 +312,14 @@ impl RequestHead {
     }
 }
 
-impl fmt::Debug for AuthLayer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AuthLayer").finish_non_exhaustive()
-    }
-}
-
-impl<S> Layer<S> for AuthLayer {
-    type Service = AuthService<S>;
-
-    fn layer(&self, inner: S) -> AuthService<S> {
-        AuthService { auth: self.clone(), inner }
-    }
-}
-
 /// A service that only authenticated requests reach.
 #[derive(Debug, Clone)]
 pub(crate) struct AuthService<S> {
-    auth: AuthLayer,
-    inner: S,
+    pub(crate) auth: Authenticator,
+    pub(crate) inner: S,
 }
 
-impl<S> Service<Request<Body>> for AuthService<S>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
-        + Clone
-        + Send
-        + 'static,
-    S::Future: Send,
-{
+impl<S: HttpService> Service<Request<Body>> for AuthService<S> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
@@ -366,8 +342,8 @@ where
         let Some(method) = self.auth.methods.get(path) else {
             return Box::pin(ready(Ok(Status::unimplemented("no such method").into_http())));
         };
-        let rules = MessageRules::of(method, framing, self.auth.message_timeout);
-        let head = RequestHead::of(&request, method.clone());
+        let rules = MessageRules::new(method, framing, self.auth.message_timeout);
+        let head = RequestHead::new(&request, method.clone());
         let auth = self.auth.clone();
         Box::pin(async move {
             match auth.admit(head).await {

@@ -8,5 +8,6 @@ pub(crate) mod layer;
 pub(crate) mod sign_ins;
 
 pub(crate) use layer::{
-    AdmittedCaller, AuthLayer, admitted, caller, has_scope, require_any_scope, require_scope,
+    AdmittedCaller, AuthService, Authenticator, admitted, caller, has_scope, require_any_scope,
+    require_scope,
 };

@@ -54,7 +54,7 @@ pub(crate) struct MessageRules {
 
 impl MessageRules {
     /// The rules of a call of a public method.
-    pub(crate) fn of(method: &Method, framing: Framing, timeout: Duration) -> Self {
+    pub(crate) fn new(method: &Method, framing: Framing, timeout: Duration) -> Self {
         let max_bytes = match framing {
             Framing::Prefixed => method.max_message_bytes,
             Framing::Lines | Framing::Whole => TEXT_FACTOR * method.max_message_bytes,
@@ -357,7 +357,7 @@ mod tests {
     fn method_decides_size_and_pace() {
         let methods = Methods::load().unwrap();
         let of = |path: &str, framing| {
-            MessageRules::of(methods.get(path).unwrap(), framing, Duration::from_secs(60))
+            MessageRules::new(methods.get(path).unwrap(), framing, Duration::from_secs(60))
         };
         let plain = of("/codelia.v1.RunService/WatchRun", Framing::Prefixed);
         let content = of("/codelia.v1.RunService/Exec", Framing::Prefixed);

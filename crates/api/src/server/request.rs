@@ -1,4 +1,4 @@
-//! The outermost layer of every call: request id, span, deadline, metrics, access log, and one
+//! The layer around every call: request id, span, deadline, metrics, access log, and one
 //! error for requests that the transport cannot decode.
 
 use std::{
@@ -9,12 +9,13 @@ use std::{
     time::Duration,
 };
 
+use codelia_server::HttpService;
 use codelia_telemetry::{metrics, trace};
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use tokio::time::Instant;
 use tonic::{Code, Status, body::Body};
-use tower::{Layer, Service};
+use tower::Service;
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -44,7 +45,7 @@ impl Deadline {
         }
     }
 
-    /// The deadline that [`RequestLayer`] attached to a request.
+    /// The deadline that [`RequestService`] attached to a request.
     pub(crate) fn from_request<T>(request: &tonic::Request<T>) -> Self {
         request.extensions().get().copied().unwrap_or(Self(None))
     }
@@ -106,42 +107,14 @@ fn undecodable_request() -> ApiError {
 
 /// Gives every call an id, a span, a deadline, metrics and a line in the access log.
 #[derive(Debug, Clone)]
-pub(crate) struct RequestLayer {
-    methods: Arc<Methods>,
-    access_log: bool,
-}
-
-impl RequestLayer {
-    /// Labels metrics with the names of the methods.
-    pub(crate) fn new(methods: Arc<Methods>, access_log: bool) -> Self {
-        Self { methods, access_log }
-    }
-}
-
-impl<S> Layer<S> for RequestLayer {
-    type Service = RequestService<S>;
-
-    fn layer(&self, inner: S) -> RequestService<S> {
-        RequestService { methods: self.methods.clone(), access_log: self.access_log, inner }
-    }
-}
-
-/// A service inside the [`RequestLayer`].
-#[derive(Debug, Clone)]
 pub(crate) struct RequestService<S> {
-    methods: Arc<Methods>,
-    access_log: bool,
-    inner: S,
+    /// The names of the methods are labels of metrics.
+    pub(crate) methods: Arc<Methods>,
+    pub(crate) access_log: bool,
+    pub(crate) inner: S,
 }
 
-impl<S> Service<Request<Body>> for RequestService<S>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
-        + Clone
-        + Send
-        + 'static,
-    S::Future: Send,
-{
+impl<S: HttpService> Service<Request<Body>> for RequestService<S> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
@@ -152,8 +125,8 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let started = Instant::now();
-        let (id, deadline) =
-            (request_id(request.headers()), Deadline::from_headers(request.headers()));
+        let id = request_id(request.headers());
+        let deadline = Deadline::from_headers(request.headers());
         let path = request.uri().path().to_owned();
         let span = tracing::info_span!(
             "request",

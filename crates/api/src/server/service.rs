@@ -24,20 +24,20 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic_health::server::{HealthReporter, health_reporter};
 use tonic_reflection::server::Builder as Reflection;
-use tower::ServiceBuilder;
+use tower::ServiceExt;
 
 use super::{
     methods::{InvalidMethods, Methods},
     rate_limit::RateLimits,
-    request::RequestLayer,
-    web::{Schema, WebLayer, to_grpc},
+    request::RequestService,
+    web::{Schema, WebService, to_grpc},
 };
 use crate::{
     admin::Admin,
     admission::quota::{RunQuota, SessionQuota, StorageQuota},
     approvals::Approvals,
     audit::service::AuditEvents,
-    auth::AuthLayer,
+    auth::{AuthService, Authenticator},
     context::Context,
     files::{Files, Traversals},
     flags::{self, FlagRules, Flags},
@@ -152,12 +152,19 @@ impl Service {
         let (reporter, health) = health_reporter();
         let routes = add_reflection(api_routes(&self.context).add_service(health))?;
         let options = &self.context.options;
-        let service = ServiceBuilder::new()
-            .layer(WebLayer::new(Schema::load().map_err(Error::Schema)?, &options.api.cors_origins))
-            .layer(RequestLayer::new(self.methods.clone(), options.access_log))
-            .layer(AuthLayer::new(self.context.store.clone(), options, self.methods.clone()))
-            .map_request(to_grpc)
-            .service(routes);
+        // From the inside to the outside: a request passes them in the reverse order.
+        let service = routes.map_request(to_grpc);
+        let service = AuthService {
+            auth: Authenticator::new(self.context.store.clone(), options, self.methods.clone()),
+            inner: service,
+        };
+        let service = RequestService {
+            methods: self.methods.clone(),
+            access_log: options.access_log,
+            inner: service,
+        };
+        let schema = Schema::load().map_err(Error::Schema)?;
+        let service = WebService::new(schema, &options.api.cors_origins, service);
         let tasks = start_maintenance(&self.context, reporter, &self.methods, &shutdown);
         for identity in self.certificates {
             tasks.critical("certificates", identity.follow());

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
@@ -30,6 +29,7 @@ const STREAM_WINDOW: u32 = 256 * 1024;
 /// … which has room for thousands of stalled streams.
 const CONNECTION_WINDOW: u32 = 1024 * 1024 * 1024;
 
+#[derive(Debug)]
 struct CachedChannel {
     channel: Channel,
     /// The certificates that it connects with.
@@ -38,17 +38,12 @@ struct CachedChannel {
 }
 
 /// Channels to workers by address.
+#[derive(Debug)]
 pub(crate) struct Channels {
     tls: Option<Arc<TlsIdentity>>,
     channels: Mutex<HashMap<String, CachedChannel>>,
     /// The worker that runs in this process, with its address.
     local: OnceLock<(String, Routes)>,
-}
-
-impl fmt::Debug for Channels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Channels").finish_non_exhaustive()
-    }
 }
 
 impl Channels {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tonic::{Code, Status};
 
 use super::schema::Schema;
+use crate::server::grpc_code::code_name;
 
 /// The error of a status.
 pub(crate) fn to_json(schema: &Schema, status: &Status) -> Value {
@@ -30,25 +31,11 @@ fn detail(schema: &Schema, any: &prost_types::Any) -> Value {
     detail
 }
 
-fn word(code: Code) -> &'static str {
+/// The word of a code: its name in small letters, but for one.
+fn word(code: Code) -> String {
     match code {
-        Code::Ok => "ok",
-        Code::Cancelled => "canceled",
-        Code::Unknown => "unknown",
-        Code::InvalidArgument => "invalid_argument",
-        Code::DeadlineExceeded => "deadline_exceeded",
-        Code::NotFound => "not_found",
-        Code::AlreadyExists => "already_exists",
-        Code::PermissionDenied => "permission_denied",
-        Code::ResourceExhausted => "resource_exhausted",
-        Code::FailedPrecondition => "failed_precondition",
-        Code::Aborted => "aborted",
-        Code::OutOfRange => "out_of_range",
-        Code::Unimplemented => "unimplemented",
-        Code::Internal => "internal",
-        Code::Unavailable => "unavailable",
-        Code::DataLoss => "data_loss",
-        Code::Unauthenticated => "unauthenticated",
+        Code::Cancelled => "canceled".to_owned(),
+        other => code_name(other).to_ascii_lowercase(),
     }
 }
 

@@ -81,13 +81,9 @@ fn parse(text: &str) -> Result<HeaderValue, InvalidOrigin> {
 
 /// Adds the headers that let a page use a response.
 #[derive(Debug)]
-pub(crate) struct Cors(CorsOrigins);
+pub(crate) struct Cors(pub(crate) CorsOrigins);
 
 impl Cors {
-    pub(crate) fn new(origins: &CorsOrigins) -> Self {
-        Self(origins.clone())
-    }
-
     /// The headers of every response to a request. Without them the browser keeps the response
     /// from the page.
     pub(crate) fn headers(&self, request: &HeaderMap) -> HeaderMap {
@@ -140,7 +136,7 @@ mod tests {
     use super::*;
 
     fn preflight(origins: &str, origin: &'static str) -> (u16, Option<HeaderValue>) {
-        let cors = Cors::new(&origins.parse().unwrap());
+        let cors = Cors(origins.parse().unwrap());
         let request = Request::options("/")
             .header("origin", origin)
             .header("access-control-request-method", "POST")

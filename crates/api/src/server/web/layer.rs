@@ -10,7 +10,7 @@ use std::{
 use futures::future::BoxFuture;
 use http::{HeaderMap, Request, Response};
 use tonic::body::Body;
-use tower::{Layer, Service};
+use tower::Service;
 
 use super::{
     call::WebCall,
@@ -24,30 +24,17 @@ use crate::error::ApiError;
 
 /// Translates between gRPC and the protocols of the web.
 #[derive(Debug, Clone)]
-pub(crate) struct WebLayer {
+pub(crate) struct WebService<S> {
     schema: Arc<Schema>,
     cors: Arc<Cors>,
-}
-
-impl WebLayer {
-    pub(crate) fn new(schema: Schema, origins: &CorsOrigins) -> Self {
-        Self { schema: Arc::new(schema), cors: Arc::new(Cors::new(origins)) }
-    }
-}
-
-impl<S> Layer<S> for WebLayer {
-    type Service = WebService<S>;
-
-    fn layer(&self, inner: S) -> WebService<S> {
-        WebService { web: self.clone(), inner }
-    }
-}
-
-/// A service inside the [`WebLayer`].
-#[derive(Debug, Clone)]
-pub(crate) struct WebService<S> {
-    web: WebLayer,
     inner: S,
+}
+
+impl<S> WebService<S> {
+    pub(crate) fn new(schema: Schema, origins: &CorsOrigins, inner: S) -> Self {
+        let cors = Cors(origins.clone());
+        Self { schema: Arc::new(schema), cors: Arc::new(cors), inner }
+    }
 }
 
 type ResponseFuture = BoxFuture<'static, Result<Response<Body>, Infallible>>;
@@ -70,11 +57,11 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> ResponseFuture {
-        let cors = self.web.cors.headers(request.headers());
-        if let Some(preflight) = self.web.cors.preflight(&request) {
+        let cors = self.cors.headers(request.headers());
+        if let Some(preflight) = self.cors.preflight(&request) {
             return answer_with(preflight, cors);
         }
-        match route(&self.web.schema, &request) {
+        match route(&self.schema, &request) {
             Route::Grpc => self.inner.call(request),
             Route::Answer(answer) => answer_with(answer, cors),
             Route::GrpcWeb { is_text } => {
@@ -85,7 +72,7 @@ where
                 })
             }
             Route::Json { protocol, method } => {
-                let call = Arc::new(WebCall::new(self.web.schema.clone(), method, protocol));
+                let call = Arc::new(WebCall::new(self.schema.clone(), method, protocol));
                 match json_request(request, &call) {
                     Ok(request) => {
                         let response = self.inner.call(request);

@@ -1,6 +1,6 @@
 //! Callers that do not speak gRPC: browsers, `curl`, programs without a gRPC library.
 //!
-//! [`WebLayer`] is the outermost layer. It recognizes the protocol of a request, presents the
+//! [`WebService`] is the outermost layer. It recognizes the protocol of a request, presents the
 //! request to the layers below as gRPC, and translates the response, so that authentication and
 //! every limit are the same for all protocols. Bodies of JSON are read and parsed by [`to_grpc`],
 //! below authentication. Other requests get a short text.
@@ -22,6 +22,6 @@ mod schema;
 pub use self::cors::{CorsOrigins, InvalidOrigin};
 pub(crate) use self::{
     call::{framing, to_grpc},
-    layer::WebLayer,
+    layer::WebService,
     schema::Schema,
 };
