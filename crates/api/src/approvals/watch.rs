@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    convert::Infallible,
     sync::Arc,
     time::Duration,
 };
@@ -16,7 +17,12 @@ use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use crate::{context::Context, error::ApiError, server::request::Deadline, wire::to_proto};
+use crate::{
+    context::Context,
+    server::request::Deadline,
+    stream::{StreamError, send_final_error, stopped},
+    wire::to_proto,
+};
 
 /// Responses buffered for a slow client.
 pub(super) const BUFFER: usize = 16;
@@ -26,8 +32,6 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const MAX_COMMIT_TIME: time::Duration = time::Duration::seconds(10);
 /// Changes read at once.
 const MAX_CHANGES: i64 = 1000;
-/// How long to wait for a slow client to take the final error.
-const FINAL_ERROR_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One client's view of the approvals.
 #[derive(Debug)]
@@ -40,18 +44,6 @@ pub(super) struct Watch {
     responses: mpsc::Sender<Result<v1::WatchApprovalsResponse, Status>>,
     /// What was sent of each approval that is pending or changed lately.
     sent: Sent,
-}
-
-/// Why a watch ends.
-enum End {
-    ClientGone,
-    Failed(ApiError),
-}
-
-impl<E: Into<ApiError>> From<E> for End {
-    fn from(error: E) -> Self {
-        Self::Failed(error.into())
-    }
 }
 
 impl Watch {
@@ -67,28 +59,16 @@ impl Watch {
 
     /// Sends until the client disconnects, its deadline passes or the server stops.
     pub(super) async fn run(mut self, deadline: Deadline) {
-        let (context, responses) = (self.context.clone(), self.responses.clone());
-        let end = tokio::select! {
-            end = self.follow() => end,
-            () = responses.closed() => End::ClientGone,
-            () = deadline.passed() => End::Failed(ApiError::deadline_exceeded()),
-            () = context.stop_streams.cancelled() => End::Failed(ApiError::shutting_down()),
+        let context = self.context.clone();
+        let responses = self.responses.clone();
+        let Err(error) = tokio::select! {
+            ended = self.follow() => ended,
+            error = stopped(&context, &responses, deadline) => Err(error),
         };
-        if let End::Failed(error) = end
-            && responses.send_timeout(Err(error.into()), FINAL_ERROR_TIMEOUT).await.is_err()
-        {
-            tracing::debug!("client did not take the final error");
-        }
+        send_final_error(&responses, error).await;
     }
 
-    async fn follow(&mut self) -> End {
-        match self.try_follow().await {
-            Ok(never) => match never {},
-            Err(end) => end,
-        }
-    }
-
-    async fn try_follow(&mut self) -> Result<std::convert::Infallible, End> {
+    async fn follow(&mut self) -> Result<Infallible, StreamError> {
         self.pending().await?;
         let mut since = self.began - MAX_COMMIT_TIME;
         loop {
@@ -110,7 +90,7 @@ impl Watch {
         }
     }
 
-    async fn pending(&mut self) -> Result<(), End> {
+    async fn pending(&mut self) -> Result<(), StreamError> {
         let filter =
             ApprovalFilter { status: ApprovalStatus::Pending, session: self.session, before: None };
         self.context.list_turn(&self.caller).await?;
@@ -129,7 +109,7 @@ impl Watch {
         &mut self,
         changes: Vec<(OffsetDateTime, Approval)>,
         since: OffsetDateTime,
-    ) -> Result<OffsetDateTime, End> {
+    ) -> Result<OffsetDateTime, StreamError> {
         let is_full = i64::try_from(changes.len()).is_ok_and(|count| count >= MAX_CHANGES);
         let Some(last) = changes.last().map(|(at, _)| *at) else { return Ok(since) };
         let seen: HashSet<ApprovalId> = changes.iter().map(|(_, approval)| approval.id).collect();
@@ -144,9 +124,9 @@ impl Watch {
         Ok(if is_full { last } else { since.max(last - MAX_COMMIT_TIME) })
     }
 
-    async fn send(&self, approval: Approval) -> Result<(), End> {
+    async fn send(&self, approval: Approval) -> Result<(), StreamError> {
         let response = v1::WatchApprovalsResponse { approval: Some(to_proto::approval(approval)) };
-        self.responses.send(Ok(response)).await.map_err(|_| End::ClientGone)
+        self.responses.send(Ok(response)).await.map_err(|_| StreamError::ClientGone)
     }
 }
 

@@ -1,5 +1,5 @@
-//! The client's side of a stream: where events go, and the reasons to stop that have nothing to do
-//! with the run.
+//! The client's side of a stream: where messages go, and the reasons to stop that have nothing to do
+//! with what is streamed.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const FINAL_ERROR_TIMEOUT: Duration = Duration::from_secs(1);
 /// Sends events to the client.
 pub(crate) type EventSender = mpsc::Sender<Result<v1::RunEvent, Status>>;
 
-/// Why a stream stops before the end of its run.
+/// Why a stream stops before its end.
 #[derive(Debug)]
 pub(crate) enum StreamError {
     /// The client disconnected.
@@ -34,22 +34,25 @@ impl<E: Into<ApiError>> From<E> for StreamError {
 }
 
 /// Waits until the client disconnects, its deadline passes or the server stops.
-pub(crate) async fn stopped(
+pub(crate) async fn stopped<T>(
     context: &Context,
-    events: &EventSender,
+    messages: &mpsc::Sender<Result<T, Status>>,
     deadline: Deadline,
 ) -> StreamError {
     tokio::select! {
-        () = events.closed() => StreamError::ClientGone,
+        () = messages.closed() => StreamError::ClientGone,
         () = deadline.passed() => StreamError::Failed(ApiError::deadline_exceeded()),
         () = context.stop_streams.cancelled() => StreamError::Failed(ApiError::shutting_down()),
     }
 }
 
 /// Sends the client the error that ends the stream.
-pub(crate) async fn send_final_error(events: &EventSender, error: StreamError) {
+pub(crate) async fn send_final_error<T>(
+    messages: &mpsc::Sender<Result<T, Status>>,
+    error: StreamError,
+) {
     if let StreamError::Failed(error) = error
-        && events.send_timeout(Err(error.into()), FINAL_ERROR_TIMEOUT).await.is_err()
+        && messages.send_timeout(Err(error.into()), FINAL_ERROR_TIMEOUT).await.is_err()
     {
         tracing::debug!("client did not take the final error");
     }

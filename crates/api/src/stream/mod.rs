@@ -17,7 +17,7 @@ mod response;
 mod waiting;
 
 pub(crate) use self::{
-    client::EVENT_BUFFER,
+    client::{EVENT_BUFFER, StreamError, send_final_error, stopped},
     exec::{ExecInput, ExecOpening, ExecStream, read_opening},
     follow::{EventStreamer, watch},
     response::response_events,
