@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use codelia_store::{Caller, Store};
 use codelia_telemetry::TenantPool;
+use codelia_types::SessionId;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -11,8 +12,8 @@ use crate::{
         quota::{RunQuota, SessionQuota, StorageQuota},
         rules::Rules,
     },
+    cache::Recently,
     error::ApiError,
-    files::Traversals,
     flags::FlagRules,
     options::Options,
     policy::cache::TenantPolicies,
@@ -32,8 +33,8 @@ pub(crate) struct Context {
     /// The rules of mode flags.
     pub(crate) flags: FlagRules,
     pub(crate) tenant_policies: TenantPolicies,
-    /// Sessions with file calls that left their workspace.
-    pub(crate) traversals: Traversals,
+    /// Sessions with recorded file calls that left their workspace.
+    pub(crate) traversals: Recently<SessionId>,
     /// Tools that runs named lately.
     pub(crate) tools: ToolCache,
     pub(crate) storage_quota: StorageQuota,
@@ -62,13 +63,14 @@ impl Context {
     ) -> Result<T, ApiError> {
         let tenant = self
             .tenant_policies
-            .of(&self.store, &self.policy_checks, &self.options.policy, caller)
+            .get(&self.store, &self.policy_checks, &self.options.policy, caller)
             .await?;
         if !is_large && tenant.as_ref().is_none_or(|tenant| !tenant.is_large) {
-            return work(&Rules::of(caller, &self.options, tenant.as_deref()));
+            return work(&Rules::new(caller, &self.options, tenant.as_deref()));
         }
-        let (context, owned) = (self.clone(), caller.clone());
-        let check = move || work(&Rules::of(&owned, &context.options, tenant.as_deref()));
+        let context = self.clone();
+        let owned = caller.clone();
+        let check = move || work(&Rules::new(&owned, &context.options, tenant.as_deref()));
         self.policy_checks.run(caller.tenant.as_str(), check).await?
     }
 }

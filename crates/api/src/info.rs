@@ -15,7 +15,7 @@ use crate::{
     wire::to_proto,
 };
 
-/// The service.
+/// Answers the calls of the service, with the state that all of them share.
 #[derive(Debug)]
 pub(crate) struct Info {
     pub(crate) context: Arc<Context>,
@@ -48,7 +48,7 @@ impl Info {
         _: v1::GetServerInfoRequest,
     ) -> Result<v1::GetServerInfoResponse, ApiError> {
         let modes = self.context.store.worker_modes().await?;
-        let rules = Rules::of(caller, &self.context.options, None);
+        let rules = Rules::new(caller, &self.context.options, None);
         let max_limits = Some((&rules.ceilings.0).into());
         let server_info = v1::ServerInfo { max_limits, ..server_info(rules.options, &modes) };
         Ok(v1::GetServerInfoResponse { server_info: Some(server_info) })

@@ -11,6 +11,7 @@ mod admission;
 mod approvals;
 mod audit;
 mod auth;
+mod cache;
 mod context;
 mod error;
 mod files;

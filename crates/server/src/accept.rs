@@ -85,7 +85,7 @@ pub async fn serve<L, S>(
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         let prepared = accepted.and_then(|(io, address)| {
             L::detect_dead_client(&io, &limits)?;
-            Ok((io, Source::of(address)))
+            Ok((io, Source::from_address(address)))
         });
         let (io, source) = match prepared {
             Ok(prepared) => prepared,

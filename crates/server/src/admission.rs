@@ -82,7 +82,7 @@ impl Drop for Permit {
 
 impl Source {
     /// The source of a connection from this address.
-    pub(crate) fn of(address: Option<IpAddr>) -> Self {
+    pub(crate) fn from_address(address: Option<IpAddr>) -> Self {
         Self(address.map(|address| match address.to_canonical() {
             IpAddr::V6(address) => {
                 let network = u128::from(address) & !u128::from(u64::MAX);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     fn source(address: &str) -> Source {
-        Source::of(Some(address.parse().unwrap()))
+        Source::from_address(Some(address.parse().unwrap()))
     }
 
     #[test]

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{auth, context::Context, error::ApiError, rpc::serve, wire::resource_name::TenantName};
 
-/// The service.
+/// Answers the calls of the service, with the state that all of them share.
 #[derive(Debug)]
 pub(crate) struct Admin {
     pub(crate) context: Arc<Context>,

@@ -1,24 +1,18 @@
 //! Quotas on runs, sessions, stored output and files. Counting for every run or session is too
 //! expensive, so a count is reused for a short time unless it is near the quota.
 
-use std::{
-    hash::Hash,
-    sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use codelia_store::{Caller, Quotas, RecentMap, Store, StoredBytes};
+use codelia_store::{Caller, Quotas, Store, StoredBytes};
 use codelia_types::{Reason, TenantId};
 
-use crate::error::ApiError;
+use crate::{cache::Cache, error::ApiError};
 
 /// How long a count or sum is reused.
 const MAX_AGE: Duration = Duration::from_secs(2);
 /// A count that took long is reused for this many times as long, so that counting never takes more
 /// than a small share of the time.
 const MAX_AGE_FACTOR: u32 = 50;
-/// Tenants whose numbers are kept.
-const MAX_TENANTS: usize = 4096;
 const MIB: i64 = 1024 * 1024;
 
 /// What a tenant stores at a point in time.
@@ -38,15 +32,9 @@ impl Stored {
 }
 
 /// Checks the quotas on stored output and on the files of sessions.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct StorageQuota {
-    stored: Mutex<RecentMap<TenantId, Stored>>,
-}
-
-impl Default for StorageQuota {
-    fn default() -> Self {
-        Self { stored: Mutex::new(RecentMap::new(MAX_TENANTS)) }
-    }
+    stored: Cache<TenantId, Stored>,
 }
 
 impl StorageQuota {
@@ -65,15 +53,14 @@ impl StorageQuota {
     }
 
     async fn stored(&self, store: &Store, caller: &Caller) -> Result<StoredBytes, ApiError> {
-        let cached = lock(&self.stored).get(&caller.tenant).copied();
-        if let Some(stored) = cached
+        if let Some(stored) = self.stored.get(&caller.tenant)
             && stored.is_usable(&caller.quotas, Instant::now())
         {
             return Ok(stored.bytes);
         }
         let bytes = store.tenant_stored_bytes(&caller.tenant).await?;
         let stored = Stored { bytes, measured_at: Instant::now() };
-        lock(&self.stored).insert(caller.tenant.clone(), stored);
+        self.stored.insert(caller.tenant.clone(), stored);
         Ok(bytes)
     }
 }
@@ -112,9 +99,9 @@ impl<const N: usize> Usage<N> {
 }
 
 /// Decides which inserts count what their tenant has.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct CountQuota<const N: usize> {
-    usage: Mutex<RecentMap<TenantId, Usage<N>>>,
+    usage: Cache<TenantId, Usage<N>>,
 }
 
 /// Runs that have not ended, and queued ones.
@@ -122,17 +109,11 @@ pub(crate) type RunQuota = CountQuota<2>;
 /// Open sessions.
 pub(crate) type SessionQuota = CountQuota<1>;
 
-impl<const N: usize> Default for CountQuota<N> {
-    fn default() -> Self {
-        Self { usage: Mutex::new(RecentMap::new(MAX_TENANTS)) }
-    }
-}
-
 impl<const N: usize> CountQuota<N> {
     /// Whether the next insert of a tenant must count against its quotas. If not, it counts as
     /// inserted from now on.
     pub(crate) fn must_count(&self, tenant: &TenantId, quotas: [i64; N]) -> bool {
-        let mut usage = lock(&self.usage);
+        let mut usage = self.usage.lock();
         let Some(usage) = usage.get(tenant) else { return true };
         if !usage.is_far(quotas, Instant::now()) {
             return true;
@@ -146,14 +127,8 @@ impl<const N: usize> CountQuota<N> {
         let now = Instant::now();
         let max_age = MAX_AGE.max(now.duration_since(begun).saturating_mul(MAX_AGE_FACTOR));
         let usage = Usage { counted, inserted: 1, expires_at: now + max_age };
-        lock(&self.usage).insert(tenant.clone(), usage);
+        self.usage.insert(tenant.clone(), usage);
     }
-}
-
-fn lock<K: Hash + Eq, V>(
-    map: &Mutex<RecentMap<K, V>>,
-) -> std::sync::MutexGuard<'_, RecentMap<K, V>> {
-    map.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ pub(crate) enum Start {
 }
 
 impl Start {
-    pub(crate) fn of(command: &CommandSpec, ends_with_caller: bool) -> Self {
+    pub(crate) fn from_command(command: &CommandSpec, ends_with_caller: bool) -> Self {
         match (&command.terminal, ends_with_caller) {
             (Some(_), _) => Self::Interactive,
             (None, false) => Self::Detached,
@@ -50,7 +50,7 @@ impl Start {
 }
 
 impl<'a> Rules<'a> {
-    pub(crate) fn of(
+    pub(crate) fn new(
         caller: &Caller,
         options: &'a Options,
         tenant: Option<&'a TenantRules>,

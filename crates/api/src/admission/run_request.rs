@@ -112,9 +112,9 @@ impl RunRequest {
         self.check_command(&policy)?;
         let caps = policy.caps();
         let requested_limits = self.limits.over(&session.requested_limits).over(&caps);
-        let start = Start::of(&self.command, self.ends_with_caller);
-        let (defaults, ceilings) =
-            (rules.run_defaults(session, start, &caps), rules.ceilings_under(&caps));
+        let start = Start::from_command(&self.command, self.ends_with_caller);
+        let defaults = rules.run_defaults(session, start, &caps);
+        let ceilings = rules.ceilings_under(&caps);
         let mut limits = self.limits.resolve(&defaults, &ceilings)?;
         if requested_limits.cpu_time.is_none() {
             // A run may compute as long as it may take.
@@ -178,7 +178,8 @@ impl RunRequest {
 
     /// The policy of the session, tightened by that of a tool which the run may use.
     fn under_tool(&self, tool: &Tool, upper: &Policy, mode: Mode) -> Result<Policy, ApiError> {
-        let (id, level) = (tool.id.clone(), tool.declaration.level());
+        let id = tool.id.clone();
+        let level = tool.declaration.level();
         if let Some(quarantine) = &tool.quarantine {
             return Err(tool_quarantined(&id, &quarantine.reason));
         }

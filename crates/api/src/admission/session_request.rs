@@ -121,7 +121,8 @@ impl SessionRequest {
     }
 
     fn session_profile(&self) -> Option<SessionProfile> {
-        let (name, profile) = (self.profile.as_ref()?, self.applied.as_ref()?);
+        let name = self.profile.as_ref()?;
+        let profile = self.applied.as_ref()?;
         Some(SessionProfile { name: name.clone(), env: profile.env.clone() })
     }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use codelia_policy::IsolationLevel;
 use codelia_proto::v1::{self, approval_service_server::ApprovalService};
 use codelia_store::{
-    Approval, ApprovalFilter, ApprovalReach, ApprovalScope, ApprovalStatus, Caller, Decision,
-    DecisionResult, Permitted, Revocation, RunToWake,
+    Approval, ApprovalFilter, ApprovalScope, ApprovalStatus, Caller, Decision, DecisionResult,
+    Permitted, Revocation, RunToWake,
 };
 use codelia_telemetry::task;
 use codelia_types::{ApprovalId, NetworkMode, SessionId};
@@ -30,11 +30,11 @@ use crate::{
     wire::{
         paging::Page,
         resource_name::{self, SessionSelector},
-        to_proto, validate,
+        to_proto, validate, words,
     },
 };
 
-/// The service.
+/// Answers the calls of the service, with the state that all of them share.
 #[derive(Debug)]
 pub(crate) struct Approvals {
     pub(crate) context: Arc<Context>,
@@ -112,11 +112,7 @@ impl Approvals {
         let permitted = permitted(&self.context.options);
         let decision = Decision {
             allow: allowed_scope(&wire)?,
-            reach: match validate::enum_value("reach", wire.reach)? {
-                v1::ApprovalReach::Unspecified => None,
-                v1::ApprovalReach::File => Some(ApprovalReach::File),
-                v1::ApprovalReach::Directory => Some(ApprovalReach::Directory),
-            },
+            reach: words::parse("reach", wire.reach)?,
             key: caller.key,
             reason: reason(wire.reason)?,
             permitted,
@@ -167,14 +163,7 @@ fn permitted(options: &Options) -> Permitted {
 
 /// What a decision allows; `None` if it denies.
 fn allowed_scope(wire: &v1::DecideApprovalRequest) -> Result<Option<ApprovalScope>, ApiError> {
-    let scope = match validate::enum_value("scope", wire.scope)? {
-        v1::ApprovalScope::Unspecified => None,
-        v1::ApprovalScope::Once => Some(ApprovalScope::Once),
-        v1::ApprovalScope::Session => Some(ApprovalScope::Session),
-        v1::ApprovalScope::User => Some(ApprovalScope::User),
-        v1::ApprovalScope::Project => Some(ApprovalScope::Project),
-        v1::ApprovalScope::Tenant => Some(ApprovalScope::Tenant),
-    };
+    let scope = words::parse("scope", wire.scope)?;
     match (validate::enum_value("decision", wire.decision)?, scope) {
         (v1::ApprovalDecision::Unspecified, _) => {
             Err(ApiError::invalid("decision", "must be set: allow or deny"))

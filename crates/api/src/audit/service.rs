@@ -35,7 +35,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Messages buffered for a slow client.
 const BUFFER: usize = 4;
 
-/// The service.
+/// Answers the calls of the service, with the state that all of them share.
 #[derive(Debug)]
 pub(crate) struct AuditEvents {
     pub(crate) context: Arc<Context>,

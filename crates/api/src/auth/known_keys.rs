@@ -1,18 +1,15 @@
 //! Keys that this server looked up a moment ago. A call that records a run need not look its key up
 //! first: the statement that records the run checks that nothing about the key has changed since.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use codelia_store::{Caller, KeyVersion, RecentMap};
+use codelia_store::{Caller, KeyVersion};
+
+use crate::cache::Cache;
 
 /// How long a key is known. What it may do is checked with every run, so this only bounds how long
 /// a key that is in use is not looked up.
 const MAX_AGE: Duration = Duration::from_secs(10);
-/// Keys to remember.
-const CAPACITY: usize = 4096;
 
 type KeyHash = [u8; 32];
 
@@ -25,35 +22,24 @@ struct KnownKey {
 }
 
 /// The keys that were valid lately.
-#[derive(Debug)]
-pub(crate) struct KnownKeys(Mutex<RecentMap<KeyHash, KnownKey>>);
-
-impl Default for KnownKeys {
-    fn default() -> Self {
-        Self(Mutex::new(RecentMap::new(CAPACITY)))
-    }
-}
+#[derive(Debug, Default)]
+pub(crate) struct KnownKeys(Cache<KeyHash, KnownKey>);
 
 impl KnownKeys {
     /// The caller behind a key that was valid a moment ago.
     pub(crate) fn get(&self, hash: &KeyHash, now: Instant) -> Option<(Caller, KeyVersion)> {
-        let mut keys = self.lock();
-        let known = keys.get(hash).filter(|known| now.duration_since(known.seen_at) < MAX_AGE)?;
-        Some((known.caller.clone(), known.version))
+        let known = self.0.get(hash)?;
+        (now.duration_since(known.seen_at) < MAX_AGE).then_some((known.caller, known.version))
     }
 
     /// Remembers a key that is valid.
     pub(crate) fn set(&self, hash: KeyHash, caller: Caller, version: KeyVersion, now: Instant) {
-        self.lock().insert(hash, KnownKey { caller, version, seen_at: now });
+        self.0.insert(hash, KnownKey { caller, version, seen_at: now });
     }
 
     /// Forgets a key that is not valid, or may not be.
     pub(crate) fn remove(&self, hash: &KeyHash) {
-        self.lock().remove(hash);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, RecentMap<KeyHash, KnownKey>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.remove(hash);
     }
 }
 

@@ -12,7 +12,7 @@ use codelia_telemetry::task;
 use codelia_types::KeyId;
 use serde_json::{Value, json};
 
-use crate::error::ApiError;
+use crate::{cache::Recently, error::ApiError};
 
 /// How long the use of a key from one address is not recorded again.
 const USE_INTERVAL: Duration = Duration::from_secs(3600);
@@ -20,18 +20,18 @@ const USE_INTERVAL: Duration = Duration::from_secs(3600);
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(60);
 /// Refusals of all addresses that are recorded in [`REFUSAL_INTERVAL`].
 const MAX_REFUSALS: u32 = 60;
-/// Keys and addresses to remember, of each kind.
+/// Addresses to remember.
 const CAPACITY: usize = 4096;
 
 /// What this server recorded lately.
 #[derive(Debug)]
 pub(crate) struct SignIns {
-    state: Mutex<State>,
+    used: Recently<(KeyId, Source)>,
+    refusals: Mutex<Refusals>,
 }
 
 #[derive(Debug)]
-struct State {
-    used: RecentMap<(KeyId, Source), Instant>,
+struct Refusals {
     /// When the last refusal of an address was recorded, and how many were not since.
     refused: RecentMap<Source, (Option<Instant>, u64)>,
     /// The beginning of the current interval, and the refusals that were recorded in it.
@@ -40,12 +40,8 @@ struct State {
 
 impl Default for SignIns {
     fn default() -> Self {
-        let state = State {
-            used: RecentMap::new(CAPACITY),
-            refused: RecentMap::new(CAPACITY),
-            recorded: None,
-        };
-        Self { state: Mutex::new(state) }
+        let refusals = Refusals { refused: RecentMap::new(CAPACITY), recorded: None };
+        Self { used: Recently::new(USE_INTERVAL), refusals: Mutex::new(refusals) }
     }
 }
 
@@ -58,23 +54,20 @@ impl SignIns {
         caller: &Caller,
         source: Source,
     ) -> Result<(), Error> {
-        if !self.lock(|state| state.is_use_due(caller.key, source, Instant::now())) {
+        if !self.used.is_due((caller.key, source), Instant::now()) {
             return Ok(());
         }
         let body = body(EventKind::KeyUsed, json!({ "from": from(source) }));
         let stored = store.audit_insert(&subject(caller), &body).await;
         if stored.is_err() {
-            self.lock(|state| state.used.remove(&(caller.key, source)));
+            self.used.forget(&(caller.key, source));
         }
         stored
     }
 
     /// Whether this server has recorded lately that the key is used from there.
     pub(crate) fn is_recorded(&self, key: KeyId, source: Source) -> bool {
-        self.lock(|state| {
-            let at = state.used.get(&(key, source)).copied();
-            at.is_some_and(|at| at.elapsed() < USE_INTERVAL)
-        })
+        self.used.is_done(&(key, source), Instant::now())
     }
 
     /// Records in the background that a key was refused; `caller` if the key is known.
@@ -85,12 +78,11 @@ impl SignIns {
         source: Source,
         error: &ApiError,
     ) {
-        let Some(count) = self.lock(|state| state.refusals_due(source, Instant::now())) else {
-            return;
-        };
+        let Some(count) = self.refusals_due(source, Instant::now()) else { return };
         let detail =
             json!({ "from": from(source), "reason": error.reason().as_str(), "count": count });
-        let (store, subject) = (store.clone(), caller.map(subject).unwrap_or_default());
+        let store = store.clone();
+        let subject = caller.map(subject).unwrap_or_default();
         task::background("key refused", async move {
             if let Err(error) =
                 store.audit_insert(&subject, &body(EventKind::KeyRefused, detail)).await
@@ -100,23 +92,15 @@ impl SignIns {
         });
     }
 
-    fn lock<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    fn refusals_due(&self, source: Source, now: Instant) -> Option<u64> {
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        refusals.due(source, now)
     }
 }
 
-impl State {
-    fn is_use_due(&mut self, key: KeyId, source: Source, now: Instant) -> bool {
-        let is_due =
-            self.used.get(&(key, source)).is_none_or(|at| now.duration_since(*at) >= USE_INTERVAL);
-        if is_due {
-            self.used.insert((key, source), now);
-        }
-        is_due
-    }
-
+impl Refusals {
     /// How many refusals of an address to record now. `None` if they are only counted.
-    fn refusals_due(&mut self, source: Source, now: Instant) -> Option<u64> {
+    fn due(&mut self, source: Source, now: Instant) -> Option<u64> {
         let is_recent = |at: &Instant| now.duration_since(*at) < REFUSAL_INTERVAL;
         let (begun_at, recorded) =
             self.recorded.filter(|(at, _)| is_recent(at)).unwrap_or((now, 0));
@@ -162,7 +146,7 @@ mod tests {
     #[test]
     fn use_is_recorded_once_an_hour_for_each_address() {
         let (signs, key, now) = (SignIns::default(), KeyId::generate(), Instant::now());
-        let due = |source, now| signs.lock(|state| state.is_use_due(key, source, now));
+        let due = |source, now| signs.used.is_due((key, source), now);
         assert!(due(source(1), now) && due(source(2), now));
         assert!(!due(source(1), now + USE_INTERVAL / 2));
         assert!(due(source(1), now + USE_INTERVAL));
@@ -171,7 +155,7 @@ mod tests {
     #[test]
     fn refusals_are_counted_and_bounded() {
         let (signs, now) = (SignIns::default(), Instant::now());
-        let due = |number, now| signs.lock(|state| state.refusals_due(source(number), now));
+        let due = |number, now| signs.refusals_due(source(number), now);
         assert_eq!(due(0, now), Some(1));
         for _ in 0..1000 {
             assert_eq!(due(0, now), None);

@@ -5,7 +5,6 @@ mod forwarded;
 mod request;
 mod route;
 mod traversal;
-mod traversals;
 mod upload;
 
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use self::{
     forwarded::{ForwardedRequest, UploadMessage, Use},
     request::{FileRequest, NameCursor},
 };
-pub(crate) use self::{route::SessionRoute, traversals::Traversals};
+pub(crate) use self::{route::SessionRoute, traversal::RECORD_INTERVAL};
 use crate::{
     audit, auth,
     context::Context,

@@ -2,7 +2,7 @@
 //! refused; here they are recorded, at most once a minute for each session, so that no caller can
 //! fill the database with them.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use codelia_policy::{EscapeResponse, Severity};
 use codelia_store::{Caller, EventBody, EventKind, EventSubject, SessionRef};
@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 
 use crate::{context::Context, error::ApiError};
 
+/// Between two records of a session.
+pub(crate) const RECORD_INTERVAL: Duration = Duration::from_secs(60);
 /// Bytes of a path that are recorded.
 const MAX_PATH: usize = 256;
 const TYPE: &str = "FILESYSTEM";
@@ -35,7 +37,7 @@ pub(super) async fn report(context: &Context, caller: &Caller, session: &Session
         return;
     }
     if let Err(error) = record(context, caller, id, path, response).await {
-        context.traversals.forget(id);
+        context.traversals.forget(&id);
         tracing::warn!(%error, session = %id, "path outside the workspace not recorded");
     }
 }

@@ -24,7 +24,7 @@ use crate::{
     wire::{paging::Page, resource_name, validate},
 };
 
-/// The service.
+/// Answers the calls of the service, with the state that all of them share.
 #[derive(Debug)]
 pub(crate) struct Flags {
     pub(crate) context: Arc<Context>,

@@ -2,7 +2,9 @@
 
 use codelia_policy::{FlagGuard, FlagNumbers, FlagRule};
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
-use codelia_store::{Flag, FlagAction};
+use codelia_store::Flag;
+
+use crate::wire::words::Word;
 
 pub(super) fn flag(flag: Flag) -> v1::Flag {
     v1::Flag {
@@ -10,7 +12,7 @@ pub(super) fn flag(flag: Flag) -> v1::Flag {
         flag_id: flag.id.into(),
         revision: flag.revision,
         rule: flag.rule.map(rule),
-        action: action(flag.action).into(),
+        action: flag.action.number(),
         reason: flag.reason,
         key_id: flag.key.map(|key| key.to_string()).unwrap_or_default(),
         create_time: Some(timestamp_to_proto(flag.created_at)),
@@ -47,13 +49,5 @@ fn numbers(numbers: &FlagNumbers) -> v1::FlagNumbers {
         refused_runs: numbers.refused_runs.cast_signed(),
         failed_runs: numbers.failed_runs.cast_signed(),
         setup_p95: numbers.setup_p95().map(duration_to_proto),
-    }
-}
-
-fn action(action: FlagAction) -> v1::FlagAction {
-    match action {
-        FlagAction::Set => v1::FlagAction::Set,
-        FlagAction::Rollback => v1::FlagAction::Rollback,
-        FlagAction::Guard => v1::FlagAction::Guard,
     }
 }

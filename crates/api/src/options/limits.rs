@@ -290,7 +290,8 @@ fn highest<T: Amount>(
     if max >= default {
         return Ok(max);
     }
-    let (max, default) = (T::show(&max), T::show(&default));
+    let max = T::show(&max);
+    let default = T::show(&default);
     let message = format!("{max} is below the default {default}; change one");
     Err(InvalidOption::new(format!("limits.{key}"), message))
 }
@@ -304,7 +305,8 @@ fn long_timeout(
     let message = if timeout.is_zero() {
         "must be more than 0".to_owned()
     } else if timeout > max {
-        let (timeout, max) = (duration::text(timeout), duration::text(max));
+        let timeout = duration::text(timeout);
+        let max = duration::text(max);
         format!("{timeout} is above limits.max_timeout {max}; change one")
     } else {
         return Ok(timeout);

@@ -1,20 +1,17 @@
 //! Copies of the policies of tenants, which callers are held to. Each call learns the version in
 //! effect with its key, so a copy is never older than the call.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::Arc;
 
 use codelia_policy::{Plan, Policy};
 use codelia_store::{Caller, ScopeRef, Store};
 use codelia_telemetry::TenantPool;
 use codelia_types::{Mode, TenantId};
 
-use crate::error::ApiError;
+use crate::{cache::Cache, error::ApiError};
 
-/// The cache is cleared when it has this many entries.
-const MAX_ENTRIES: usize = 1024;
+/// Tenants to remember.
+const CAPACITY: usize = 1024;
 
 /// The policy of a tenant, ready to be merged.
 #[derive(Debug)]
@@ -34,9 +31,7 @@ impl TenantRules {
 
 /// Policies by tenant, each with its version.
 #[derive(Debug, Default)]
-pub(crate) struct TenantPolicies {
-    entries: Mutex<HashMap<TenantId, Entry>>,
-}
+pub(crate) struct TenantPolicies(Cache<TenantId, Entry, CAPACITY>);
 
 /// The version, and its policy unless it was cleared.
 type Entry = (i64, Option<Arc<TenantRules>>);
@@ -44,7 +39,7 @@ type Entry = (i64, Option<Arc<TenantRules>>);
 impl TenantPolicies {
     /// Returns the policy that a caller is held to in addition to the installation's, if there is
     /// one. A large policy is merged under the limit of `checks`.
-    pub(crate) async fn of(
+    pub(crate) async fn get(
         &self,
         store: &Store,
         checks: &Arc<TenantPool>,
@@ -52,7 +47,9 @@ impl TenantPolicies {
         caller: &Caller,
     ) -> Result<Option<Arc<TenantRules>>, ApiError> {
         let Some(version) = caller.policy_version else { return Ok(None) };
-        if let Some(rules) = self.cached(&caller.tenant, version) {
+        if let Some((cached, rules)) = self.0.get(&caller.tenant)
+            && cached == version
+        {
             return Ok(rules);
         }
         let found =
@@ -72,17 +69,8 @@ impl TenantPolicies {
                 Some(Arc::new(merged))
             }
         };
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if entries.len() >= MAX_ENTRIES {
-            entries.clear();
-        }
-        entries.insert(caller.tenant.clone(), (version, rules.clone()));
+        self.0.insert(caller.tenant.clone(), (version, rules.clone()));
         Ok(rules)
-    }
-
-    fn cached(&self, tenant: &TenantId, version: i64) -> Option<Option<Arc<TenantRules>>> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.get(tenant).filter(|(of, _)| *of == version).map(|(_, rules)| rules.clone())
     }
 }
 

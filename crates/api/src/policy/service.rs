@@ -1,4 +1,4 @@
-//! `PolicyService`: checks policies and explains the effective one. `scope_policies.rs` has the
+//! `PolicyService`: checks policies and explains the effective one. `stored` has the
 //! stored ones.
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::{
     wire::{resource_name, to_proto, validate},
 };
 
-/// The service.
+/// Answers the calls of the service, with the state that all of them share.
 #[derive(Debug)]
 pub(crate) struct Policies {
     pub(crate) context: Arc<Context>,
@@ -153,7 +153,8 @@ fn mounts(run: &RunSpec) -> Result<Vec<String>, ApiError> {
     if run.mode == Mode::Logical {
         return Ok(Vec::new());
     }
-    let (sandbox, session) = (RunId(uuid::Uuid::nil()), SessionId(uuid::Uuid::nil()));
+    let sandbox = RunId(uuid::Uuid::nil());
+    let session = SessionId(uuid::Uuid::nil());
     let ids = Ids { uid: 0, gid: 0 };
     let plan = Plan::isolated(
         PlanTarget { sandbox, session, root: "the session's directory".into() },

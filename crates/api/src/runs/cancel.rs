@@ -39,7 +39,8 @@ pub(crate) async fn cancel_run(
     let run = context.store.run_cancel(tenant, id, cancellation).await?;
     let run = run.ok_or_else(|| ApiError::not_found("run", id))?;
     if let (RunState::Running, Some(address)) = (run.state, run.worker_address.clone()) {
-        let (context, grace) = (context.clone(), cancellation.grace);
+        let context = context.clone();
+        let grace = cancellation.grace;
         task::background("cancel", async move {
             context.worker_calls.cancel(&address, id, grace).await
         });

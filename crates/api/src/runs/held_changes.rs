@@ -19,9 +19,12 @@ pub(crate) async fn decide(
     if state(&run) != Some(ChangesState::Held) {
         return decided(run, apply);
     }
-    let (context, tenant) = (context.clone(), caller.tenant.clone());
-    let route =
-        SessionRoute { context, tenant, session: SessionRef::Id(run.session), writes: apply };
+    let route = SessionRoute {
+        context: context.clone(),
+        tenant: caller.tenant.clone(),
+        session: SessionRef::Id(run.session),
+        writes: apply,
+    };
     route.decide_changes(run.id, apply, caller.key).await?;
     let found = route.context.store.run_get(&caller.tenant, run.id).await?;
     decided(found.ok_or_else(|| ApiError::not_found("run", run.id))?, apply)

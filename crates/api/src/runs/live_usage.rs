@@ -11,7 +11,7 @@ fn unavailable(why: &str) -> GetRunUsageResponse {
 }
 
 /// Asks the worker that executes a run. If the run has ended meanwhile, reads it again.
-pub(crate) async fn of(
+pub(crate) async fn read(
     context: &Context,
     run: &mut Run,
     include_processes: bool,

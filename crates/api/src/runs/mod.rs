@@ -30,13 +30,13 @@ use crate::{
     wire::{
         paging::Page,
         resource_name::{self, RunName, SessionSelector},
-        to_proto, validate,
+        to_proto, validate, words,
     },
     workers::Push,
 };
 use cancel::{cancel_run, cancellation};
 
-/// The service.
+/// Answers the calls of the service, with the state that all of them share.
 #[derive(Debug)]
 pub(crate) struct Runs {
     pub(crate) context: Arc<Context>,
@@ -48,12 +48,15 @@ fn not_running() -> ApiError {
 
 impl Runs {
     fn push(&self, run: &Run, push: Push) -> JoinHandle<()> {
-        let (context, run) = (self.context.clone(), run.clone());
+        let context = self.context.clone();
+        let run = run.clone();
         task::background("push", async move { context.worker_calls.push(&run, push).await })
     }
 
     fn offer(&self, run: &Run) -> JoinHandle<()> {
-        let (context, session, mode) = (self.context.clone(), run.session, run.spec.mode);
+        let context = self.context.clone();
+        let session = run.session;
+        let mode = run.spec.mode;
         task::background(
             "offer",
             async move { drop(context.worker_calls.offer(session, mode).await) },
@@ -93,12 +96,7 @@ impl Runs {
         let sessions = resource_name::session_selector("parent", &wire.parent)?;
         let mut filter = RunFilter {
             session: None,
-            state: match validate::enum_value("state", wire.state)? {
-                v1::RunState::Unspecified => None,
-                v1::RunState::Queued => Some(RunState::Queued),
-                v1::RunState::Running => Some(RunState::Running),
-                v1::RunState::Ended => Some(RunState::Ended),
-            },
+            state: words::parse("state", wire.state)?,
             created_after: validate::time("created_after", wire.created_after)?,
             created_before: validate::time("created_before", wire.created_before)?,
             labels: validate::labels(wire.labels)?,
@@ -259,7 +257,7 @@ impl Runs {
         let mut run = self.find(caller, name).await?;
         let mut response = v1::GetRunResponse::default();
         if include_usage || include_processes {
-            let answer = live_usage::of(&self.context, &mut run, include_processes).await?;
+            let answer = live_usage::read(&self.context, &mut run, include_processes).await?;
             if include_usage {
                 response.live_usage = answer.usage;
                 response.live_usage_unavailable = answer.unavailable;

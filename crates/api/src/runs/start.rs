@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use codelia_policy::{IsolationLevel, Limit, RunSpec};
+use codelia_policy::{IsolationLevel, Limit, Policy, RunSpec};
 use codelia_proto::v1;
 use codelia_store::{
     Caller, EventKind, Grant, KeyVersion, NewApproval, NewRun, Quotas, Run, RunAdmission,
@@ -34,6 +34,13 @@ pub(super) struct RecordedRun {
     pub(super) next: NextStep,
 }
 
+/// A request for a run, and what it becomes in its session.
+struct Specified {
+    session: SessionId,
+    spec: RunSpec,
+    request: RunRequest,
+}
+
 /// How a recorded run reaches a worker. It is only faster: a worker's poll finds the run as well.
 pub(super) enum NextStep {
     /// An earlier request took care of it, or it waits for an approval.
@@ -56,9 +63,8 @@ impl Runs {
         self.context.with_policy(caller, is_large, parse).await
     }
 
-    /// Parses and records a run. If the caller's key was not looked up, the statement that records
-    /// the run checks it. Any refusal is only for the owner of a valid key, so then the key is
-    /// looked up, and the run admitted as if it were new.
+    /// Parses and records a run: without a look at the caller's key if that is enough, else after
+    /// one.
     pub(super) async fn start_admitted(
         &self,
         admitted: &AdmittedCaller,
@@ -69,23 +75,36 @@ impl Runs {
             // In a box, so that other calls do not carry its size.
             return Box::pin(self.start_in_new_session(admitted, wire, ends_with_caller)).await;
         }
-        if let Some(version) = admitted.unchecked_version() {
-            let caller = &admitted.caller;
-            let recorded = match self.parse(caller, wire.clone(), ends_with_caller).await {
-                Ok(request) => self.admit(caller, request, Some(version)).await,
-                Err(error) => Err(error),
-            };
-            match recorded {
-                Ok(recorded) => return Ok((caller.clone(), recorded)),
-                // The run may have been recorded.
-                Err(error) if !error.is_refusal() => return Err(error),
-                Err(_) => {}
-            }
+        if let Some(recorded) = self.start_unchecked(admitted, &wire, ends_with_caller).await? {
+            return Ok((admitted.caller.clone(), recorded));
         }
         let caller = admitted.check().await?;
         let request = self.parse(&caller, wire, ends_with_caller).await?;
         let recorded = self.start(&caller, request).await?;
         Ok((caller, recorded))
+    }
+
+    /// Records a run of a caller whose key was not looked up: the statement that does so checks it.
+    /// Returns `None` if the key was looked up, or if anything is refused: a refusal is only for the
+    /// owner of a valid key, so the key is looked up then and the run admitted as if it were new.
+    async fn start_unchecked(
+        &self,
+        admitted: &AdmittedCaller,
+        wire: &v1::StartRunRequest,
+        ends_with_caller: bool,
+    ) -> Result<Option<RecordedRun>, ApiError> {
+        let Some(version) = admitted.unchecked_version() else { return Ok(None) };
+        let caller = &admitted.caller;
+        let recorded = match self.parse(caller, wire.clone(), ends_with_caller).await {
+            Ok(request) => self.admit(caller, request, Some(version)).await,
+            Err(error) => Err(error),
+        };
+        match recorded {
+            Ok(recorded) => Ok(Some(recorded)),
+            Err(error) if error.is_refusal() => Ok(None),
+            // The run may have been recorded.
+            Err(error) => Err(error),
+        }
     }
 
     /// Creates a session and records a run in it. The session is closed if the run is refused.
@@ -111,7 +130,8 @@ impl Runs {
         mut wire: v1::StartRunRequest,
         ends_with_caller: bool,
     ) -> Result<(CreatedSession, RunRequest), ApiError> {
-        let (sessions, within) = (self.sessions(), |error: ApiError| error.within("new_session"));
+        let sessions = self.sessions();
+        let within = |error: ApiError| error.within("new_session");
         let mut new_session = wire.new_session.take().unwrap_or_default();
         move_disk_limits(&mut wire, &mut new_session)?;
         let mut session = sessions.parse(caller, new_session).await.map_err(within)?;
@@ -149,34 +169,15 @@ impl Runs {
     async fn admit(
         &self,
         caller: &Caller,
-        mut request: RunRequest,
+        request: RunRequest,
         key_version: Option<KeyVersion>,
     ) -> Result<RecordedRun, ApiError> {
-        let Context { options, store, session_cache, storage_quota, run_quota, tools, .. } =
-            &*self.context;
+        let Context { options, store, storage_quota, run_quota, .. } = &*self.context;
         let begun = Instant::now();
-        let name = request.session.clone();
-        let Some((session, session_spec)) = session_cache.get(store, &caller.tenant, &name).await?
-        else {
-            return Err(lookup::missing(store, &caller.tenant, &name).await);
-        };
-        if let Some(tool) = &request.tool {
-            request.declared = Some(tools.get(store, caller, tool).await?);
-        }
-        let of_tool =
-            request.declared.as_ref().is_some_and(|tool| tool.declaration.policy.is_large());
-        let is_large = of_tool || request.policy.is_large() || session_spec.policy.is_large();
-        let upper = session_spec.clone();
-        let specify = move |rules: &Rules<'_>| {
-            let spec = request.to_spec(&upper, rules)?;
-            Ok((spec, request))
-        };
-        let (spec, request) = self.context.with_policy(caller, is_large, specify).await?;
-        if spec.mode != session_spec.mode {
-            check_available(store, spec.mode).await?;
-        }
+        let Specified { session, spec, request } = self.specify(caller, request).await?;
         storage_quota.check_run(store, caller).await?;
-        let (id, secret_key) = (RunId::generate(), request.secret_key(options)?);
+        let id = RunId::generate();
+        let secret_key = request.secret_key(options)?;
         let key = request.idempotency_key.as_deref();
         let hash = key.map(|_| request.fingerprint(&caller.tenant, secret_key)).transpose()?;
         let secret_env = secret_key.map(|key| key.seal(id, &request.secret_env)).transpose();
@@ -223,7 +224,9 @@ impl Runs {
             RunAdmission::Existing(run) => Ok(RecordedRun { run: *run, next: NextStep::Nothing }),
             RunAdmission::KeyReused => Err(ApiError::idempotency_key_reused()),
             RunAdmission::KeyChanged => Err(ApiError::unauthenticated()),
-            RunAdmission::NoSession => Err(lookup::missing(store, &caller.tenant, &name).await),
+            RunAdmission::NoSession => {
+                Err(lookup::missing(store, &caller.tenant, &request.session).await)
+            }
             RunAdmission::SessionEnded => Err(lookup::ended(store, &caller.tenant, session).await),
             RunAdmission::SessionDataLost => Err(ApiError::session_data_lost()),
             RunAdmission::SessionQuarantined(reason) => {
@@ -231,6 +234,36 @@ impl Runs {
             }
             RunAdmission::OverQuota(quota) => Err(ApiError::quota_exceeded(quota)),
         }
+    }
+
+    /// Finds the session and the tool of a run, and combines the request with them.
+    async fn specify(
+        &self,
+        caller: &Caller,
+        mut request: RunRequest,
+    ) -> Result<Specified, ApiError> {
+        let Context { store, session_cache, tools, .. } = &*self.context;
+        let Some((session, upper)) =
+            session_cache.get(store, &caller.tenant, &request.session).await?
+        else {
+            return Err(lookup::missing(store, &caller.tenant, &request.session).await);
+        };
+        if let Some(tool) = &request.tool {
+            request.declared = Some(tools.get(store, caller, tool).await?);
+        }
+        let of_tool = request.declared.as_ref().map(|tool| &tool.declaration.policy);
+        let policies = [Some(&request.policy), Some(&upper.policy), of_tool];
+        let is_large = policies.into_iter().flatten().any(Policy::is_large);
+        let mode = upper.mode;
+        let combine = move |rules: &Rules<'_>| {
+            let spec = request.to_spec(&upper, rules)?;
+            Ok(Specified { session, spec, request })
+        };
+        let specified = self.context.with_policy(caller, is_large, combine).await?;
+        if specified.spec.mode != mode {
+            check_available(store, specified.spec.mode).await?;
+        }
+        Ok(specified)
     }
 
     /// The approval that a run needs before it may start, unless it is granted to its session.

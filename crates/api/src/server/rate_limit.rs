@@ -1,12 +1,7 @@
 //! Rates of each tenant, counted in this process: of its requests, and of its reads of lists.
 
-use std::{
-    num::NonZeroU32,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
-use codelia_store::RecentMap;
 use codelia_types::{Reason, TenantId};
 use governor::{
     DefaultDirectRateLimiter, Quota, RateLimiter,
@@ -14,23 +9,15 @@ use governor::{
 };
 use tokio::time::timeout;
 
-use crate::error::ApiError;
+use crate::{cache::Cache, error::ApiError};
 
-/// Tenants whose rate is counted. One that is forgotten starts with a full second's rate.
-const MAX_TENANTS: usize = 4096;
 /// How long a read may wait for its turn.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
-/// A rate limit for each tenant.
-#[derive(Debug)]
+/// A rate limit for each tenant. One that is forgotten starts with a full second's rate.
+#[derive(Debug, Default)]
 pub(crate) struct RateLimits {
-    limiters: Mutex<RecentMap<TenantId, (NonZeroU32, Arc<DefaultDirectRateLimiter>)>>,
-}
-
-impl Default for RateLimits {
-    fn default() -> Self {
-        Self { limiters: Mutex::new(RecentMap::new(MAX_TENANTS)) }
-    }
+    limiters: Cache<TenantId, (NonZeroU32, Arc<DefaultDirectRateLimiter>)>,
 }
 
 impl RateLimits {
@@ -56,7 +43,7 @@ impl RateLimits {
     /// The tenant's limiter, replaced when its rate has changed.
     fn limiter(&self, tenant: &TenantId, rate: u32) -> Arc<DefaultDirectRateLimiter> {
         let rate = NonZeroU32::new(rate).unwrap_or(NonZeroU32::MIN);
-        let mut limiters = self.limiters.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut limiters = self.limiters.lock();
         if let Some((current, limiter)) = limiters.get(tenant)
             && *current == rate
         {

@@ -38,8 +38,9 @@ use crate::{
     approvals::Approvals,
     audit::service::AuditEvents,
     auth::{AuthService, Authenticator},
+    cache::Recently,
     context::Context,
-    files::{Files, Traversals},
+    files::{Files, RECORD_INTERVAL},
     flags::{self, FlagRules, Flags},
     info::Info,
     options::Options,
@@ -47,7 +48,7 @@ use crate::{
     runs::Runs,
     sessions::{Sessions, cache::SessionCache},
     tools::{ToolCache, Tools},
-    upkeep::{HealthMonitor, alerts, sweep},
+    upkeep::{HealthMonitor, alerts, keep_up},
     volumes::Volumes,
     workers::WorkerCalls,
 };
@@ -119,7 +120,7 @@ impl Service {
             session_cache: SessionCache::default(),
             flags: FlagRules::default(),
             tenant_policies: TenantPolicies::default(),
-            traversals: Traversals::default(),
+            traversals: Recently::new(RECORD_INTERVAL),
             tools: ToolCache::default(),
             storage_quota: StorageQuota::default(),
             list_reads: RateLimits::default(),
@@ -165,7 +166,7 @@ impl Service {
         };
         let schema = Schema::load().map_err(Error::Schema)?;
         let service = WebService::new(schema, &options.api.cors_origins, service);
-        let tasks = start_maintenance(&self.context, reporter, &self.methods, &shutdown);
+        let tasks = start_upkeep(&self.context, reporter, &self.methods, &shutdown);
         for identity in self.certificates {
             tasks.critical("certificates", identity.follow());
         }
@@ -226,7 +227,7 @@ impl Lifetime {
 
 /// Starts the loops of upkeep. They stop at shutdown but end only when dropped: a loop that ends
 /// by itself is a failure.
-fn start_maintenance(
+fn start_upkeep(
     context: &Arc<Context>,
     reporter: HealthReporter,
     methods: &Methods,
@@ -243,8 +244,8 @@ fn start_maintenance(
         tasks.critical("alerts", alerts::send(webhook, context.store.clone()));
     }
     tasks.critical(
-        "sweep",
-        sweep(context.store.clone(), context.options.retention, shutdown.clone()),
+        "upkeep",
+        keep_up(context.store.clone(), context.options.retention, shutdown.clone()),
     );
     tasks
 }
@@ -312,20 +313,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn panic_in_maintenance_ends_the_server() {
+    async fn panic_in_upkeep_ends_the_server() {
         let (lifetime, tasks) = (lifetime(), CriticalTasks::default());
         let stop_streams = lifetime.stop_streams.clone();
-        tasks.critical("sweep", async { panic!("broken") });
+        tasks.critical("upkeep", async { panic!("broken") });
         let ended = lifetime.run(pending(), tasks).await;
         assert!(
-            matches!(ended, Err(Error::CriticalTask(CriticalTaskEnded { name: "sweep" }))),
+            matches!(ended, Err(Error::CriticalTask(CriticalTaskEnded { name: "upkeep" }))),
             "{ended:?}"
         );
         assert!(stop_streams.is_cancelled(), "open streams end with the server");
     }
 
     #[tokio::test]
-    async fn early_return_of_maintenance_ends_the_server() {
+    async fn early_return_of_upkeep_ends_the_server() {
         let tasks = CriticalTasks::default();
         tasks.critical("health", async {});
         let ended = lifetime().run(pending(), tasks).await;
@@ -338,7 +339,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn shutdown_ends_streams_after_grace() {
         let (lifetime, tasks) = (lifetime(), CriticalTasks::default());
-        tasks.critical("sweep", pending());
+        tasks.critical("upkeep", pending());
         lifetime.shutdown.cancel();
         let stop_streams = lifetime.stop_streams.clone();
         assert!(lifetime.run(pending(), tasks).await.is_ok());

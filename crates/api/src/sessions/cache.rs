@@ -1,22 +1,16 @@
 //! Cache of session specifications. A specification never changes, so a run need not read it
 //! again; the insert of the run checks whether the session is still open.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::Arc;
 
 use codelia_store::{Error, SessionRef, SessionSpec, Store};
 use codelia_types::{SessionId, TenantId};
 
-/// The cache is cleared when it has this many entries.
-const MAX_ENTRIES: usize = 4096;
+use crate::cache::Cache;
 
 /// Specifications of sessions by tenant and id.
 #[derive(Debug, Default)]
-pub(crate) struct SessionCache {
-    entries: Mutex<HashMap<(TenantId, SessionId), Arc<SessionSpec>>>,
-}
+pub(crate) struct SessionCache(Cache<(TenantId, SessionId), Arc<SessionSpec>>);
 
 impl SessionCache {
     /// Returns a session's id and specification; `None` if the tenant has no such session.
@@ -28,17 +22,12 @@ impl SessionCache {
     ) -> Result<Option<(SessionId, Arc<SessionSpec>)>, Error> {
         // Aliases are not cached: another session may have taken the alias.
         if let SessionRef::Id(id) = session
-            && let Some(spec) = self.cached(tenant, *id)
+            && let Some(spec) = self.0.get(&(tenant.clone(), *id))
         {
             return Ok(Some((*id, spec)));
         }
         let Some((id, spec)) = store.session_spec(tenant, session).await? else { return Ok(None) };
         Ok(Some((id, self.insert(tenant, id, spec))))
-    }
-
-    fn cached(&self, tenant: &TenantId, id: SessionId) -> Option<Arc<SessionSpec>> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.get(&(tenant.clone(), id)).cloned()
     }
 
     /// Remembers the spec of a session.
@@ -48,12 +37,8 @@ impl SessionCache {
         id: SessionId,
         spec: SessionSpec,
     ) -> Arc<SessionSpec> {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if entries.len() >= MAX_ENTRIES {
-            entries.clear();
-        }
         let spec = Arc::new(spec);
-        entries.insert((tenant.clone(), id), spec.clone());
+        self.0.insert((tenant.clone(), id), spec.clone());
         spec
     }
 }

@@ -26,13 +26,13 @@ use crate::{
     policy::effective::ScopePolicies,
     rpc::serve,
     volumes,
-    wire::{paging::Page, resource_name, to_proto, validate},
+    wire::{paging::Page, resource_name, to_proto, validate, words},
 };
 
 /// How long a new session waits for a worker before it is returned without one.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The service.
+/// Answers the calls of the service, with the state that all of them share.
 #[derive(Debug)]
 pub(crate) struct Sessions {
     pub(crate) context: Arc<Context>,
@@ -199,7 +199,8 @@ impl Sessions {
 
     /// Offers a new session to a worker, so that it has a lease before its first run.
     async fn offer(&self, mut session: Session, candidates: Vec<WorkerCandidate>) -> Session {
-        let (context, id) = (self.context.clone(), session.id);
+        let context = self.context.clone();
+        let id = session.id;
         // A task, so that the offer continues after the timeout.
         let offer = task::background("offer", async move {
             context.worker_calls.offer_new(id, candidates).await
@@ -218,11 +219,7 @@ impl Sessions {
     ) -> Result<v1::ListSessionsResponse, ApiError> {
         let mut page = Page::<SessionId, _>::parse(&caller.tenant, &wire)?;
         let mut filter = SessionFilter {
-            state: match validate::enum_value("state", wire.state)? {
-                v1::SessionState::Unspecified => None,
-                v1::SessionState::Open => Some(SessionState::Open),
-                v1::SessionState::Ended => Some(SessionState::Ended),
-            },
+            state: words::parse("state", wire.state)?,
             labels: validate::labels(wire.labels)?,
             before: None,
         };
@@ -311,7 +308,8 @@ impl Sessions {
             return Err(lookup::missing(store, &caller.tenant, &name).await);
         };
         if let Some(address) = session.holder_address.clone() {
-            let (context, id) = (self.context.clone(), session.id);
+            let context = self.context.clone();
+            let id = session.id;
             task::background(
                 "close",
                 async move { context.worker_calls.close(&address, id).await },
@@ -388,7 +386,8 @@ fn session_change(
     {
         return Err(ApiError::invalid(field, "is set but not in update_mask; add it or clear it"));
     }
-    let (alias, labels) = (validate::alias(alias)?, validate::labels(labels)?);
+    let alias = validate::alias(alias)?;
+    let labels = validate::labels(labels)?;
     let ttl = validate::ttl("ttl", ttl, max_ttl)?;
     if is_named("ttl") && ttl.is_none() {
         return Err(ApiError::invalid("ttl", "cannot be cleared; set a duration"));

@@ -109,7 +109,8 @@ impl Attacher {
         let mut retry = RetryDelay::default();
         for _ in 0..MAX_ATTEMPTS {
             let (input, requests) = mpsc::channel(INPUT_BUFFER);
-            let (started, pushes) = (Instant::now(), self.push.is_some());
+            let started = Instant::now();
+            let pushes = self.push.is_some();
             let traceparent = self.push.as_ref().and_then(|push| push.traceparent.clone());
             input.try_send(self.request(run, position)).ok()?;
             match self

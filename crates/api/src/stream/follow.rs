@@ -189,8 +189,8 @@ fn ended_run(run: &Run, committed: Committed) -> Option<Run> {
 /// stops.
 pub(crate) async fn watch(streamer: EventStreamer, run: Run, deadline: Deadline) {
     let _open = OpenStream::count();
-    let (context, events) =
-        (streamer.attacher.context().clone(), streamer.delivery.events().clone());
+    let context = streamer.attacher.context().clone();
+    let events = streamer.delivery.events().clone();
     let end = tokio::select! {
         end = streamer.stream(run) => end,
         error = stopped(&context, &events, deadline) => Err(error),

@@ -24,11 +24,13 @@ pub(crate) fn after_cursor(mut output: OutputEvent, cursor: i64) -> Option<Outpu
 
 /// Splits the output into events of bounded size.
 pub(crate) fn split(output: OutputEvent) -> impl Iterator<Item = OutputEvent> {
-    let (mut rest, mut offset, mut position) =
-        (output.data.clone(), output.offset, start_position(&output));
+    let mut rest = output.data.clone();
+    let mut offset = output.offset;
+    let mut position = start_position(&output);
     std::iter::from_fn(move || {
         let data = rest.split_to(rest.len().min(MAX_EVENT_BYTES));
-        let (len, start) = (length(&data), offset);
+        let len = length(&data);
+        let start = offset;
         offset += len;
         position += len;
         (len > 0).then_some(OutputEvent {

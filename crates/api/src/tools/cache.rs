@@ -1,12 +1,12 @@
 //! Copies of tools. Each call learns the version of its tenant's tools with its key, so a copy is
 //! never older than the call, and a run that names a tool needs no query of its own.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use codelia_store::{Caller, RecentMap, Store, Tool};
+use codelia_store::{Caller, Store, Tool};
 use codelia_types::{TenantId, ToolId};
 
-use crate::error::ApiError;
+use crate::{cache::Cache, error::ApiError};
 
 /// Tools to remember.
 const CAPACITY: usize = 1024;
@@ -16,14 +16,8 @@ type Key = (TenantId, ToolId);
 type Entry = (i64, Arc<Tool>);
 
 /// Tools that runs named lately.
-#[derive(Debug)]
-pub(crate) struct ToolCache(Mutex<RecentMap<Key, Entry>>);
-
-impl Default for ToolCache {
-    fn default() -> Self {
-        Self(Mutex::new(RecentMap::new(CAPACITY)))
-    }
-}
+#[derive(Debug, Default)]
+pub(crate) struct ToolCache(Cache<Key, Entry, CAPACITY>);
 
 impl ToolCache {
     /// The tool that a run of the caller names.
@@ -34,16 +28,14 @@ impl ToolCache {
         id: &ToolId,
     ) -> Result<Arc<Tool>, ApiError> {
         let key = (caller.tenant.clone(), id.clone());
-        if let Some((version, tool)) =
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key)
-            && *version == caller.tools_version
+        if let Some((version, tool)) = self.0.get(&key)
+            && version == caller.tools_version
         {
-            return Ok(tool.clone());
+            return Ok(tool);
         }
         let found = store.tool_get(&caller.tenant, id).await?;
         let tool = Arc::new(found.ok_or_else(|| ApiError::not_found("tool", id))?);
-        let entry = (caller.tools_version, tool.clone());
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, entry);
+        self.0.insert(key, (caller.tools_version, tool.clone()));
         Ok(tool)
     }
 }

@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// The service.
+/// Answers the calls of the service, with the state that all of them share.
 #[derive(Debug)]
 pub(crate) struct Tools {
     pub(crate) context: Arc<Context>,

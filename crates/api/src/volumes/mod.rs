@@ -29,7 +29,7 @@ const DEFAULT_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 const MIN_TTL: Duration = Duration::from_secs(60);
 const MAX_TTL: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The service.
+/// Answers the calls of the service, with the state that all of them share.
 #[derive(Debug)]
 pub(crate) struct Volumes {
     pub(crate) context: Arc<Context>,

@@ -3,6 +3,8 @@
 //! `tools/{t}`, `tenants/{t}/tools/{t}`. The last id alone is accepted as well, without what is
 //! before it, except for a run of a tenant. Pure.
 
+use std::str::FromStr;
+
 use codelia_store::SessionRef;
 use codelia_types::{
     ApprovalId, FlagId, KeyId, RunId, SessionId, TenantId, ToolId, VolumeName, WorkerId,
@@ -104,20 +106,12 @@ pub(crate) fn tenant_run(field: &str, name: &str) -> Result<(TenantId, RunId), A
 
 /// Parses the name of a worker.
 pub(crate) fn worker(field: &str, name: &str) -> Result<WorkerId, ApiError> {
-    match segments(name).as_slice() {
-        ["workers", id] | [id] => id.parse().ok(),
-        _ => None,
-    }
-    .ok_or_else(|| malformed(field, "workers/{worker}"))
+    plain(field, name, "workers", "workers/{worker}")
 }
 
 /// Parses the name of a mode flag.
 pub(crate) fn flag(field: &str, name: &str) -> Result<FlagId, ApiError> {
-    match segments(name).as_slice() {
-        ["flags", id] | [id] => id.parse().ok(),
-        _ => None,
-    }
-    .ok_or_else(|| malformed(field, "flags/{flag}"))
+    plain(field, name, "flags", "flags/{flag}")
 }
 
 /// Parses the name of a tool.
@@ -132,20 +126,12 @@ pub(crate) fn tool(field: &str, name: &str) -> Result<(TenantName, ToolId), ApiE
 
 /// Parses the name of a volume of the caller's tenant.
 pub(crate) fn volume(field: &str, name: &str) -> Result<VolumeName, ApiError> {
-    match segments(name).as_slice() {
-        ["volumes", id] | [id] => id.parse().ok(),
-        _ => None,
-    }
-    .ok_or_else(|| malformed(field, "volumes/{volume}"))
+    plain(field, name, "volumes", "volumes/{volume}")
 }
 
 /// Parses the name of an approval.
 pub(crate) fn approval(field: &str, name: &str) -> Result<ApprovalId, ApiError> {
-    match segments(name).as_slice() {
-        ["approvals", id] | [id] => id.parse().ok(),
-        _ => None,
-    }
-    .ok_or_else(|| malformed(field, "approvals/{approval}"))
+    plain(field, name, "approvals", "approvals/{approval}")
 }
 
 /// The error for a session that does not exist or belongs to another tenant.
@@ -161,6 +147,21 @@ pub(crate) fn is_alias(text: &str) -> bool {
     let label = (1..=63).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
     label && text != WILDCARD && text.parse::<SessionId>().is_err()
+}
+
+/// Parses the name of an object that is in no other one.
+fn plain<Id: FromStr>(
+    field: &str,
+    name: &str,
+    collection: &str,
+    form: &str,
+) -> Result<Id, ApiError> {
+    let id = match segments(name).as_slice() {
+        [first, id] if *first == collection => Some(*id),
+        [id] => Some(*id),
+        _ => None,
+    };
+    id.and_then(|id| id.parse().ok()).ok_or_else(|| malformed(field, form))
 }
 
 fn segments(name: &str) -> Vec<&str> {

@@ -3,15 +3,15 @@
 use codelia_policy::Profile;
 use codelia_proto::{duration_to_proto, timestamp_to_proto, v1};
 use codelia_store::{
-    Approval, ApprovalKind, ApprovalReach, ApprovalScope, ApprovalState, IsolationFloor, Key,
-    OutputChunk, OutputStream, Quotas, Run, RunState, RunSummary, Scope, Session, SessionDisk,
-    SessionEndReason, SessionState, SpecSummary, Tenant, TenantRetention, TenantUsage, Worker,
-    WorkerState,
+    Approval, IsolationFloor, Key, OutputChunk, Quotas, Run, RunSummary, Session, SessionDisk,
+    SpecSummary, Tenant, TenantRetention, TenantUsage, Worker,
 };
 use codelia_types::{
     ChangesState, CommandSpec, EndedRun, Mode, Outcome, RunResult, TransactionMode,
 };
 use time::OffsetDateTime;
+
+use super::words::{Word, number_or_unspecified};
 
 pub(crate) fn session(mut session: Session) -> v1::Session {
     if let Some(network) = session.network.take() {
@@ -21,8 +21,8 @@ pub(crate) fn session(mut session: Session) -> v1::Session {
         name: format!("sessions/{}", session.id),
         session_id: session.id.to_string(),
         alias: session.alias.unwrap_or_default(),
-        state: session_state(session.state).into(),
-        end_reason: end_reason(session.end_reason).into(),
+        state: session.state.number(),
+        end_reason: number_or_unspecified(session.end_reason),
         mode: v1::SandboxMode::from(session.spec.mode).into(),
         create_time: Some(timestamp_to_proto(session.created_at)),
         expire_time: Some(timestamp_to_proto(session.expires_at)),
@@ -73,23 +73,6 @@ pub(crate) fn profile(name: &str, profile: &Profile) -> v1::Profile {
 /// A session in a listing: without its policy, which may be large.
 pub(crate) fn session_summary(row: Session) -> v1::Session {
     v1::Session { policy: None, ..session(row) }
-}
-
-fn session_state(state: SessionState) -> v1::SessionState {
-    match state {
-        SessionState::Open => v1::SessionState::Open,
-        SessionState::Ended => v1::SessionState::Ended,
-    }
-}
-
-fn end_reason(reason: Option<SessionEndReason>) -> v1::SessionEndReason {
-    match reason {
-        None => v1::SessionEndReason::Unspecified,
-        Some(SessionEndReason::Closed) => v1::SessionEndReason::Closed,
-        Some(SessionEndReason::Expired) => v1::SessionEndReason::Expired,
-        Some(SessionEndReason::Idle) => v1::SessionEndReason::Idle,
-        Some(SessionEndReason::DataLost) => v1::SessionEndReason::DataLost,
-    }
 }
 
 /// Adds what only operators see.
@@ -159,7 +142,7 @@ fn without_spec<Spec>(run: &Run<Spec>) -> v1::Run {
         name: format!("sessions/{}/runs/{}", run.session, run.id),
         run_id: run.id.to_string(),
         session_id: run.session.to_string(),
-        state: run_state(run.state).into(),
+        state: run.state.number(),
         cancel_reason: run.cancel_reason.clone().unwrap_or_default(),
         waiting_for_approval: run.approval.map(|id| id.to_string()).unwrap_or_default(),
         worker_id: worker_id(run),
@@ -228,14 +211,6 @@ fn command(command: &CommandSpec) -> v1::CommandSpec {
     }
 }
 
-fn run_state(state: RunState) -> v1::RunState {
-    match state {
-        RunState::Queued => v1::RunState::Queued,
-        RunState::Running => v1::RunState::Running,
-        RunState::Ended => v1::RunState::Ended,
-    }
-}
-
 pub(crate) fn queued(subject: &Run) -> v1::QueuedEvent {
     v1::QueuedEvent { run: Some(run(subject)) }
 }
@@ -277,13 +252,9 @@ pub(crate) fn finished(subject: &Run, is_operator: bool) -> v1::FinishedEvent {
 }
 
 pub(crate) fn output(chunk: OutputChunk) -> v1::OutputEvent {
-    let stream = match chunk.stream {
-        OutputStream::Stdout => v1::OutputStream::Stdout,
-        OutputStream::Stderr => v1::OutputStream::Stderr,
-    };
     let len = i64::try_from(chunk.data.len()).unwrap_or(i64::MAX);
     v1::OutputEvent {
-        stream: stream.into(),
+        stream: chunk.stream.number(),
         offset: chunk.offset,
         next_position: chunk.position.saturating_add(len),
         data: chunk.data.into(),
@@ -350,22 +321,11 @@ pub(crate) fn key(key: Key) -> v1::Key {
         name: format!("tenants/{}/keys/{}", key.tenant, key.id),
         key_id: key.id.to_string(),
         display_name: key.display_name,
-        scopes: key.scopes.into_iter().map(|value| scope(value).into()).collect(),
+        scopes: key.scopes.into_iter().map(Word::number).collect(),
         create_time: Some(timestamp_to_proto(key.created_at)),
         revoke_time: key.revoked_at.map(timestamp_to_proto),
         expire_time: key.expires_at.map(timestamp_to_proto),
         last_use_time: key.last_used_at.map(timestamp_to_proto),
-    }
-}
-
-fn scope(scope: Scope) -> v1::Scope {
-    match scope {
-        Scope::Run => v1::Scope::Run,
-        Scope::Files => v1::Scope::Files,
-        Scope::Approve => v1::Scope::Approve,
-        Scope::Audit => v1::Scope::Audit,
-        Scope::Admin => v1::Scope::Admin,
-        Scope::Operator => v1::Scope::Operator,
     }
 }
 
@@ -376,12 +336,12 @@ pub(crate) fn approval(approval: Approval) -> v1::Approval {
         approval_id: approval.id.to_string(),
         session_id: approval.session.to_string(),
         run_id: approval.run.map(|id| id.to_string()).unwrap_or_default(),
-        kind: approval_kind(approval.kind).into(),
+        kind: approval.kind.number(),
         host: approval.host,
         port: approval.port.into(),
         message: approval.message,
-        state: approval_state(approval.state).into(),
-        scope: approval_scope(approval.scope).into(),
+        state: approval.state.number(),
+        scope: number_or_unspecified(approval.scope),
         requested_by: approval.requested_by.to_string(),
         decided_by: text(approval.decided_by),
         reason: approval.reason.unwrap_or_default(),
@@ -392,7 +352,7 @@ pub(crate) fn approval(approval: Approval) -> v1::Approval {
         revoked_by: text(approval.revoked.map(|(_, key)| key)),
         revoke_reason: approval.revoke_reason.unwrap_or_default(),
         path: approval.path,
-        reach: approval_reach(approval.reach).into(),
+        reach: number_or_unspecified(approval.reach),
         pid: approval.reader.pid.cast_signed(),
         exe: approval.reader.exe,
         cwd: approval.reader.cwd,
@@ -400,49 +360,11 @@ pub(crate) fn approval(approval: Approval) -> v1::Approval {
     }
 }
 
-fn approval_reach(reach: Option<ApprovalReach>) -> v1::ApprovalReach {
-    match reach {
-        None => v1::ApprovalReach::Unspecified,
-        Some(ApprovalReach::File) => v1::ApprovalReach::File,
-        Some(ApprovalReach::Directory) => v1::ApprovalReach::Directory,
-    }
-}
-
-fn approval_kind(kind: ApprovalKind) -> v1::ApprovalKind {
-    match kind {
-        ApprovalKind::NetworkProxy => v1::ApprovalKind::NetworkProxy,
-        ApprovalKind::NetworkHost => v1::ApprovalKind::NetworkHost,
-        ApprovalKind::EgressHost => v1::ApprovalKind::EgressHost,
-        ApprovalKind::Isolation => v1::ApprovalKind::Isolation,
-        ApprovalKind::FileRead => v1::ApprovalKind::FileRead,
-    }
-}
-
-fn approval_state(state: ApprovalState) -> v1::ApprovalState {
-    match state {
-        ApprovalState::Pending => v1::ApprovalState::Pending,
-        ApprovalState::Allowed => v1::ApprovalState::Allowed,
-        ApprovalState::Denied => v1::ApprovalState::Denied,
-        ApprovalState::Expired => v1::ApprovalState::Expired,
-    }
-}
-
-fn approval_scope(scope: Option<ApprovalScope>) -> v1::ApprovalScope {
-    match scope {
-        None => v1::ApprovalScope::Unspecified,
-        Some(ApprovalScope::Once) => v1::ApprovalScope::Once,
-        Some(ApprovalScope::Session) => v1::ApprovalScope::Session,
-        Some(ApprovalScope::User) => v1::ApprovalScope::User,
-        Some(ApprovalScope::Project) => v1::ApprovalScope::Project,
-        Some(ApprovalScope::Tenant) => v1::ApprovalScope::Tenant,
-    }
-}
-
 pub(crate) fn worker(worker: Worker) -> v1::Worker {
     v1::Worker {
         name: format!("workers/{}", worker.id),
         worker_id: worker.id.into(),
-        state: worker_state(worker.state).into(),
+        state: worker.state.number(),
         modes: modes(worker.modes),
         watched_modes: modes(worker.watched_modes),
         slots: worker.slots,
@@ -460,14 +382,6 @@ pub(crate) fn worker(worker: Worker) -> v1::Worker {
 
 fn modes(modes: Vec<Mode>) -> Vec<i32> {
     modes.into_iter().map(|mode| v1::SandboxMode::from(mode).into()).collect()
-}
-
-fn worker_state(state: WorkerState) -> v1::WorkerState {
-    match state {
-        WorkerState::Ready => v1::WorkerState::Ready,
-        WorkerState::Draining => v1::WorkerState::Draining,
-        WorkerState::Gone => v1::WorkerState::Gone,
-    }
 }
 
 fn retention(retention: &TenantRetention) -> v1::Retention {

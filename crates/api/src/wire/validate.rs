@@ -16,7 +16,10 @@ use codelia_types::{
 use prost::Message;
 use time::OffsetDateTime;
 
-use super::resource_name::{self, TenantName};
+use super::{
+    resource_name::{self, TenantName},
+    words,
+};
 use crate::error::ApiError;
 
 const MAX_ARGS: usize = 10_000;
@@ -203,6 +206,11 @@ pub(crate) fn scope_policy(wire: Option<v1::Policy>, ceilings: &Ceilings) -> Che
 
 /// Validates the name of a project; `None` if empty.
 pub(crate) fn project(field: &str, text: String) -> Checked<Option<String>> {
+    short_name(field, text)
+}
+
+/// Validates a name that a caller chooses; `None` if empty.
+fn short_name(field: &str, text: String) -> Checked<Option<String>> {
     if text.is_empty() {
         return Ok(None);
     }
@@ -245,13 +253,7 @@ pub(crate) fn ttl(
 
 /// Validates an alias; `None` if empty.
 pub(crate) fn alias(text: String) -> Checked<Option<String>> {
-    if text.is_empty() {
-        return Ok(None);
-    }
-    if !resource_name::is_alias(&text) {
-        return invalid("alias", "must match `[a-z0-9-]{1,63}` and must not be `-` or a UUID");
-    }
-    Ok(Some(text))
+    short_name("alias", text)
 }
 
 /// Validates labels and sorts them.
@@ -386,14 +388,9 @@ pub(crate) fn quota(field: &str, value: Option<i64>) -> Checked<Option<i64>> {
 
 /// The scope with a number of the protocol.
 pub(crate) fn scope(number: i32) -> Checked<Scope> {
-    match enum_value("scopes", number)? {
-        v1::Scope::Unspecified => invalid("scopes", "must not contain SCOPE_UNSPECIFIED"),
-        v1::Scope::Run => Ok(Scope::Run),
-        v1::Scope::Files => Ok(Scope::Files),
-        v1::Scope::Approve => Ok(Scope::Approve),
-        v1::Scope::Audit => Ok(Scope::Audit),
-        v1::Scope::Admin => Ok(Scope::Admin),
-        v1::Scope::Operator => Ok(Scope::Operator),
+    match words::parse("scopes", number)? {
+        Some(scope) => Ok(scope),
+        None => invalid("scopes", "must not contain SCOPE_UNSPECIFIED"),
     }
 }
 

@@ -59,7 +59,8 @@ impl WebCall {
         if message.len() <= MAX_INLINE {
             return conversion(&self.method, &message);
         }
-        let (call, tenant) = (self.clone(), self.tenant.get().map_or("", String::as_str));
+        let call = self.clone();
+        let tenant = self.tenant.get().map_or("", String::as_str);
         let converted =
             self.schema.conversions().run(tenant, move || conversion(&call.method, &message)).await;
         converted.map_err(ApiError::unavailable)?

@@ -30,7 +30,7 @@ enum Encoding {
 }
 
 impl Encoding {
-    fn of(call: &WebCall) -> Self {
+    fn for_call(call: &WebCall) -> Self {
         match call.protocol {
             Protocol::ConnectStream => Self::ConnectStream,
             Protocol::Json | Protocol::JsonLines if call.method.is_server_streaming => Self::Lines,
@@ -79,7 +79,8 @@ pub(crate) async fn translate(call: Arc<WebCall>, response: Response<Body>) -> R
     if let Some(status) = status.filter(|status| status.code() != Code::Ok) {
         return failed(&call, head, &status);
     }
-    let (encoding, mut reader) = (Encoding::of(&call), MessageReader::new(body, Framing::Prefixed));
+    let encoding = Encoding::for_call(&call);
+    let mut reader = MessageReader::new(body, Framing::Prefixed);
     if encoding == Encoding::One {
         return match only_message(&call, &mut reader).await {
             Ok(json) => with_body(head, encoding, Body::new(http_body_util::Full::from(json))),
@@ -110,7 +111,7 @@ fn with_body(mut head: Parts, encoding: Encoding, body: Body) -> Response<Body> 
 /// A failed call: an HTTP status, except for a stream of Connect.
 fn failed(call: &WebCall, mut head: Parts, status: &Status) -> Response<Body> {
     let error = connect_error::to_json(&call.schema, status);
-    if Encoding::of(call) == Encoding::ConnectStream {
+    if Encoding::for_call(call) == Encoding::ConnectStream {
         let end = Encoding::ConnectStream.end(Some(error)).ok().flatten().unwrap_or_default();
         return with_body(
             head,

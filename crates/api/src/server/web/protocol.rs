@@ -42,7 +42,8 @@ pub(crate) enum Route {
 
 pub(crate) fn route(schema: &Schema, request: &Request<Body>) -> Route {
     let media_type = media_type(request.headers());
-    let (path, method) = (request.uri().path(), schema.method(request.uri().path()));
+    let path = request.uri().path();
+    let method = schema.method(path);
     if request.method() != HttpMethod::POST {
         let is_read = [HttpMethod::GET, HttpMethod::HEAD].contains(request.method());
         return Route::Answer(match method {

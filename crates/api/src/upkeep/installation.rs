@@ -6,7 +6,7 @@ use codelia_types::LostReason;
 use tokio_util::sync::CancellationToken;
 
 /// Works until shutdown, and then until it is dropped does nothing.
-pub(crate) async fn sweep(store: Store, retention: Retention, shutdown: CancellationToken) {
+pub(crate) async fn keep_up(store: Store, retention: Retention, shutdown: CancellationToken) {
     let mut upkeep = Upkeep::new(store, retention);
     let observe = |pass: &UpkeepPass| {
         metrics().queue(pass.queue_depth, pass.queue_age);
