@@ -2,6 +2,7 @@
 
 use codelia_policy::{IsolationLevel, LimitsRequest};
 use codelia_types::{KeyId, TenantId};
+use serde::Serialize;
 use serde_json::json;
 use sqlx::{PgConnection, PgExecutor, types::Json};
 use time::OffsetDateTime;
@@ -87,7 +88,7 @@ impl Default for Quotas {
 }
 
 /// A change of quotas. `None` keeps the current value.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct QuotasChange {
     /// See [`Quotas::sessions`].
     pub sessions: Option<i64>,

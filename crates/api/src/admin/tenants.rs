@@ -97,13 +97,7 @@ impl Admin {
         auth::require_scope(caller, Scope::Operator)?;
         let id = administered_tenant(caller, resource_name::tenant("name", &wire.name)?)?;
         let change = masked_change(wire.quotas, wire.update_mask)?;
-        let detail = json!({ "quotas": {
-            "sessions": change.sessions,
-            "concurrent_runs": change.concurrent_runs,
-            "queued_runs": change.queued_runs,
-            "requests_per_second": change.requests_per_second,
-            "output_bytes": change.output_bytes,
-        }});
+        let detail = json!({ "quotas": change });
         let audited = Change { kind: EventKind::QuotasSet, tenant: Some(&id), detail };
         let tenant = self.audited(caller, audited, async {
             let tenant = self.context.store.tenant_set_quotas(&id, change).await?;
