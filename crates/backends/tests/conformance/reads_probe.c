@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,8 @@
 static char name[4096];
 static const char *one, *other;
 static volatile int done;
+// Whether the second thread has changed what the first one opens.
+static volatile int changed;
 
 // Prints the first line of each content once.
 static int seen[256];
@@ -31,6 +34,7 @@ static void *rewrite(void *unused) {
     while (!done) {
         memcpy(name, other, strlen(other) + 1);
         memcpy(name, one, strlen(one) + 1);
+        changed = 1;
     }
     return unused;
 }
@@ -44,6 +48,7 @@ static void *relink(void *unused) {
             symlink(targets[i], "new");
             rename("new", "link");
         }
+        changed = 1;
     }
     return unused;
 }
@@ -53,6 +58,7 @@ static void *move(void *unused) {
     while (!done) {
         chdir(other);
         chdir(one);
+        changed = 1;
     }
     return unused;
 }
@@ -64,6 +70,7 @@ static void *replace(void *unused) {
     while (!done) {
         dup2(b, directory);
         dup2(a, directory);
+        changed = 1;
     }
     return unused;
 }
@@ -74,6 +81,7 @@ static int race(void *(*second)(void *), int count) {
     symlink(one, "link");
     directory = open(one, O_PATH | O_DIRECTORY);
     pthread_create(&thread, NULL, second, NULL);
+    while (!changed) sched_yield();
     for (int i = 0; i < count && !seen['t']; i++) {
         if (second == rewrite) show(open(name, O_RDONLY));
         else if (second == relink) show(open("/workspace/link", O_RDONLY));
