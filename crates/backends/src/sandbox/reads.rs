@@ -117,6 +117,14 @@ impl AskedReads {
     }
 }
 
+impl Drop for AskedReads {
+    /// Has the calls that wait denied, also one whose request nobody received.
+    fn drop(&mut self) {
+        self.requests.close();
+        self.wake.wake();
+    }
+}
+
 /// Opens files for the calls of one sandbox.
 #[derive(Debug)]
 pub(super) struct ReadGate {
@@ -281,6 +289,9 @@ impl ReadGate {
 
     /// Whether somebody was asked, or will be.
     fn is_asked_for(&mut self, waiting: &WaitingCall) -> bool {
+        if self.requests.is_closed() {
+            return false;
+        }
         let path = &waiting.path;
         let directory = path.parent().unwrap_or(path.as_path());
         if self.open.contains_key(directory) || self.open.len() >= MAX_REQUESTS {

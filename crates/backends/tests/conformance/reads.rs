@@ -207,6 +207,19 @@ async fn read_is_denied_if_nobody_can_be_asked(mut fixture: Fixture) {
     assert!(finished.stderr.contains("Permission denied"), "{finished:?}");
 }
 
+/// The request was sent, and then the one who decides went away without receiving it.
+async fn read_is_denied_when_nobody_is_left_to_ask(mut fixture: Fixture) {
+    let dir = host_directory();
+    fixture.ask_for(&[dir.path()]);
+    let script = format!("cat {}/closed/file; echo over", dir.path().display());
+    let (started, mut reads) =
+        fixture.start_asking(&fixture.session(), &["sh", "-c", &script]).await;
+    assert!(reads.next().await.is_some());
+    drop(reads);
+    let finished = started.finish().await;
+    assert_eq!(finished.stdout, "over\n", "{finished:?}");
+}
+
 async fn files_keep_their_permissions(mut fixture: Fixture) {
     let dir = host_directory();
     fs::set_permissions(dir.path().join("closed/file"), fs::Permissions::from_mode(0o600)).unwrap();
@@ -402,6 +415,7 @@ in_modes_that_ask!(
     decision_about_directory_holds_below,
     waiting_call_ends_with_its_run,
     read_is_denied_if_nobody_can_be_asked,
+    read_is_denied_when_nobody_is_left_to_ask,
     files_keep_their_permissions,
     no_name_leads_around_a_decision,
     no_race_leads_around_a_decision,
