@@ -118,7 +118,7 @@ impl AskedReads {
 }
 
 impl Drop for AskedReads {
-    /// Has the calls that wait denied, also one whose request nobody received.
+    /// Denies the calls that wait, also one whose request nobody received.
     fn drop(&mut self) {
         self.requests.close();
         self.wake.wake();

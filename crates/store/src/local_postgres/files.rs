@@ -63,7 +63,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Creates the directories, or takes over those that are there, whoever owned them.
+    /// Creates the directories, or takes over those that exist, also from another user.
     pub(super) fn create(dir: &Path, user: ServerUser) -> Result<Self, LocalPostgresError> {
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(file("create", dir))?;
         if let Some((_, gid)) = user {
